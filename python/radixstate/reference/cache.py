@@ -1,0 +1,489 @@
+"""The cache once more, slowly and plainly.
+
+There is no radix tree, no counter and no recency list: cached pages are a dict keyed by the whole prefix, one
+entry per page, and whether something is pinned, a leaf or still needed is worked out from nothing each time
+it is asked. What takes the library O(1) takes this O(n).
+
+The definitions come first; the operations follow from them.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import count
+from math import lcm
+
+from radixstate.reference.parts import (
+    Freed,
+    Lease,
+    Match,
+    Misuse,
+    NeverFits,
+    Pending,
+    Pool,
+    PoolName,
+    Prefix,
+    Published,
+    Reason,
+    Return,
+    Running,
+    Shortage,
+    Skipped,
+    State,
+    Stored,
+    Usage,
+)
+
+
+class ReferenceCache:
+    """The whole cache. Operations have the names and arguments of the library's."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        checkpoint_stride: int,
+        kv_pages: int,
+        active_slots: int,
+        checkpoint_slots: int,
+        kv_external: bool = False,
+        active_external: bool = False,
+    ) -> None:
+        """An empty cache; sizes in pages, slots and tokens."""
+        self.page_size = page_size
+        self.grid = lcm(page_size, checkpoint_stride)
+        self.pools: dict[PoolName, Pool] = {
+            "kv": Pool(kv_pages, kv_external),
+            "active": Pool(active_slots, active_external),
+            "checkpoint": Pool(checkpoint_slots, external=False),
+        }
+        for pool in self.pools.values():
+            pool.free = [] if pool.external else list(range(pool.capacity, 0, -1))
+        self.pages: dict[Prefix, int | None] = {}  # one entry per cached page; None in a model without KV
+        self.states: dict[Prefix, State] = {}
+        self.withdrawn: list[State] = []  # no longer matchable, still being written or read
+        self.leases: list[Lease] = []
+        self.readers: list[State] = []  # one entry per lease that has not loaded its state yet
+        self.running: list[Running] = []
+        self.pending: list[Pending] = []
+        self.returns: list[Return] = []
+        self.outstanding: list[int] = []  # steps in flight
+        self.newest = 0  # the newest step begun
+        self.life = 0
+        self.counts: Counter[str] = Counter()
+        self._stamps, self._serials = count(1), count(1)
+
+    # --- definitions ---
+
+    def legal_depth(self, n: int) -> int:
+        """The deepest depth not beyond `n` at which a state may be cached."""
+        return n - n % self.grid
+
+    def is_pinned(self, prefix: Prefix) -> bool:
+        """A page is pinned by a lease, or by a state still being written, at it or below it."""
+        leased = any(lease.prefix.extends(prefix) for lease in self.leases)
+        return leased or any(s.step is not None and s.prefix.extends(prefix) for s in self.states.values())
+
+    def is_busy(self, state: State) -> bool:
+        """A state is pinned while it is written and while somebody loads it."""
+        return state.step is not None or state in self.readers
+
+    def is_leaf(self, prefix: Prefix) -> bool:
+        """No cached page lies beyond it."""
+        return not any(other != prefix and other.extends(prefix) for other in self.pages)
+
+    def is_needed(self, prefix: Prefix) -> bool:
+        """A page is kept while it is pinned or a state at it or below it depends on it."""
+        return self.is_pinned(prefix) or any(kept.extends(prefix) for kept in self.states)
+
+    @property
+    def watermark(self) -> int:
+        """The newest step such that neither it nor any older one is in flight."""
+        return min(self.outstanding, default=self.newest + 1) - 1
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens: none if the model has no KV or the engine brings its own."""
+        kv = self.pools["kv"]
+        return 0 if kv.external or kv.capacity == 0 else -(-tokens // self.page_size)
+
+    def usage(self, name: PoolName) -> Usage:
+        """Counts where the units of a pool are."""
+        pool = self.pools[name]
+        pinned, evictable = self._cached(name)
+        held = {
+            "kv": sum(len(seq.private) for seq in self.running),
+            "active": sum(len(seq.slots) for seq in self.running),
+            "checkpoint": len(self.pending),
+        }
+        retiring = sum(len(back.units.get(name, ())) for back in self.returns)
+        return Usage(pool.capacity, len(pool.free), held[name], evictable, pinned, retiring, len(pool.outbox))
+
+    def _cached(self, name: PoolName) -> tuple[int, int]:
+        """Units of cached prefixes: pinned ones, evictable ones. No prefix owns an active slot."""
+        if name == "active":
+            return 0, 0
+        if name == "kv":
+            pins = [self.is_pinned(prefix) for prefix, page in self.pages.items() if page is not None]
+            return sum(pins), len(pins) - sum(pins)
+        busy = sum(self.is_busy(state) for state in self.states.values())
+        return busy + len(self.withdrawn), len(self.states) - busy
+
+    # --- reading ---
+
+    def lookup(
+        self, tokens: Sequence[int], *, namespace: Hashable = None, max_length: int | None = None
+    ) -> Match:
+        """The longest prefix, short of the whole prompt, whose pages and state are both cached."""
+        if not tokens:
+            raise Misuse("empty_prompt")
+        prompt = Prefix(self.life, namespace, tuple(tokens))
+        limit = prompt.depth - 1 if max_length is None else min(prompt.depth - 1, max_length)
+        kv_length = max((key.depth for key in self.pages if prompt.extends(key)), default=0)
+        states = [s for key, s in self.states.items() if prompt.extends(key) and key.depth <= limit]
+        ready = [s for s in states if s.step is None]
+        best = max(ready, key=lambda s: s.prefix.depth, default=None)
+        matched = best.prefix if best else prompt.cut(0)
+        wished = self.legal_depth(min(kv_length, limit))
+        reason: Reason
+        if best:
+            reason = "hit"
+        elif states:
+            reason = "not_ready"
+        elif kv_length == 0:
+            reason = "no_prefix"
+        else:
+            reason = "no_state" if wished else "unaligned"
+        helpful = wished > matched.depth and prompt.cut(wished) not in self.states
+        return Match(matched, kv_length, wished if helpful else None, reason, best)
+
+    def lease(self, match: Match) -> Lease:
+        """Pins what `match` found; stale if its state is no longer the one cached there."""
+        if match.prefix.life != self.life or self.states.get(match.prefix) is not match.state:
+            raise Misuse("stale")
+        self._consume(match)
+        return self._pin(match)
+
+    def lease_loaded(self, lease: Lease) -> None:
+        """Ends a lease's pin on its state."""
+        state, lease.state = lease.state, None
+        self._give_back(reader=state)
+
+    def release(self, lease: Lease) -> None:
+        """Gives a lease back."""
+        self._give_back(reader=lease.state, lease=lease)
+
+    def _pin(self, match: Match) -> Lease:
+        lease = Lease(match.prefix, match.state)
+        self.leases.append(lease)
+        if match.state:
+            self.readers.append(match.state)
+        return lease
+
+    def _consume(self, match: Match) -> None:
+        """Counts a hit or a miss. A hit renews the state it loads and no other."""
+        self.counts[match.reason] += 1
+        self.counts["hit_tokens"] += match.length
+        if match.state:
+            match.state.stamp = next(self._stamps)
+
+    # --- a running request ---
+
+    def start(
+        self,
+        tokens: Sequence[int],
+        *,
+        namespace: Hashable = None,
+        reserve: int | None = None,
+        no_read: bool = False,
+        no_store: bool = False,
+        max_length: int | None = None,
+    ) -> Running:
+        """Pins the match and takes an active slot and pages for `reserve` tokens, or changes nothing."""
+        matched = self.lookup(tokens, namespace=namespace, max_length=max_length)
+        if no_read:
+            matched = Match(matched.prefix.cut(0), kv_length=0, branch=None, reason="no_prefix", state=None)
+        claimed = max(len(tokens) if reserve is None else reserve, matched.length)
+        self._must_ever_fit(max(claimed, len(tokens)))
+        slots = self._spare_slots()
+        lease = self._pin(matched)
+        try:
+            private = self._take_pages(self.pages_for(claimed) - self.pages_for(matched.length))
+        except Shortage:
+            self.leases.remove(lease)
+            if matched.state:
+                self.readers.remove(matched.state)
+            raise
+        if not no_read:
+            self._consume(matched)
+        taken = self.pools["active"].take(slots)
+        seq = Running(lease, matched, list(tokens), claimed, taken, private, no_store)
+        self.running.append(seq)
+        return seq
+
+    def _must_ever_fit(self, tokens: int) -> None:
+        kv, active = self.pools["kv"], self.pools["active"]
+        if self.pages_for(tokens) > kv.capacity:
+            raise NeverFits("kv", self.pages_for(tokens), kv.capacity)
+        if active.capacity == 0 and not active.external:
+            raise NeverFits("active", 1, 0)
+
+    def _spare_slots(self) -> int:
+        """Active slots that can be taken, one at most; none of an engine's. No cached prefix can give any."""
+        active = self.pools["active"]
+        if not active.external and not active.free:
+            raise Shortage("active", 1, 0, 0)
+        return 0 if active.external else 1
+
+    def _take_pages(self, n: int) -> list[int]:
+        """Takes `n` pages and evicts exactly what is missing, or changes nothing."""
+        use = self.usage("kv")
+        if n > use.free + use.evictable:
+            raise Shortage("kv", n, use.free, use.evictable)
+        self.evict("kv", n - use.free)
+        return self.pools["kv"].take(n)
+
+    def loaded(self, seq: Running) -> None:
+        """The slot was loaded or cleared: it may be read, and the state it came from is free again."""
+        if seq.loaded:
+            raise Misuse("already_loaded")
+        seq.loaded = True
+        self.lease_loaded(seq.lease)
+
+    def pages_of(self, seq: Running) -> list[int]:
+        """The pages of a sequence in the order of its tokens: the leased ones, then its own."""
+        return self._canonical(seq.lease.prefix, 0) + seq.private
+
+    def grow(self, seq: Running, n: int) -> None:
+        """Claims pages for `n` more tokens, not yet known."""
+        self._must_ever_fit(seq.claimed + n)
+        seq.private += self._take_pages(max(0, self.pages_for(seq.claimed + n) - self._holds(seq)))
+        seq.claimed += n
+
+    def _holds(self, seq: Running) -> int:
+        return self.pages_for(seq.lease.prefix.depth) + len(seq.private)
+
+    def append(self, seq: Running, tokens: Sequence[int]) -> None:
+        """Fills claimed positions."""
+        if len(seq.tokens) + len(tokens) > seq.claimed:
+            raise Misuse("not_claimed")
+        seq.tokens += tokens
+
+    def shrink(self, seq: Running) -> None:
+        """Gives back the pages past the known tokens."""
+        seq.claimed = min(seq.claimed, len(seq.tokens))
+        keep = len(seq.private) - max(0, self._holds(seq) - self.pages_for(seq.claimed))
+        surplus, seq.private = seq.private[keep:], seq.private[:keep]
+        self._give_back({"kv": surplus})
+
+    def take_slot(self, seq: Running) -> int:
+        """One more active slot."""
+        seq.slots += self.pools["active"].take(self._spare_slots())
+        return seq.slots[-1]
+
+    def finish(self, seq: Running) -> None:
+        """Gives back everything a sequence owns."""
+        self.running.remove(seq)
+        self._give_back({"kv": seq.private, "active": seq.slots}, reader=seq.lease.state, lease=seq.lease)
+
+    # --- publishing a state ---
+
+    def reserve_checkpoint(self, seq: Running, depth: int, source: int | None) -> Pending | Skipped:
+        """Takes a checkpoint slot for the state at `depth`, which active slot `source` holds."""
+        self._must_be_legal(depth)
+        if depth > min(len(seq.tokens), seq.claimed):
+            raise Misuse("depth_past_end")
+        active = self.pools["active"]
+        if source not in (range(1, active.capacity + 1) if active.external else seq.slots):
+            raise Misuse("not_your_slot")
+        if not seq.loaded:
+            raise Misuse("not_loaded")
+        return Skipped("no_store") if seq.no_store else self.reserve(seq.lease, seq.tokens[:depth])
+
+    def reserve(self, lease: Lease, tokens: Sequence[int]) -> Pending | Skipped:
+        """Takes a checkpoint slot for the state after `tokens`, evicting a state only when there is need."""
+        self._must_be_legal(len(tokens))
+        target = self._along(lease, tokens)
+        if not tokens:
+            return Skipped("not_aligned")
+        if target.life != self.life:
+            return Skipped("reset")
+        if target in self.states:
+            return Skipped("duplicate")
+        checkpoints = self.pools["checkpoint"]
+        self.evict("checkpoint", 1 - len(checkpoints.free))
+        if not checkpoints.free:
+            return Skipped("no_room")
+        pending = Pending(checkpoints.take(1)[0], len(tokens), lease)
+        self.pending.append(pending)
+        return pending
+
+    def _must_be_legal(self, depth: int) -> None:
+        if depth != self.legal_depth(depth):
+            raise Misuse("unaligned")
+
+    @staticmethod
+    def _along(lease: Lease, tokens: Sequence[int]) -> Prefix:
+        """The prefix that ends with `tokens`, which must lie on the leased path or go on from it."""
+        target = lease.prefix._replace(tokens=tuple(tokens))
+        if not target.extends(lease.prefix) and not lease.prefix.extends(target):
+            raise Misuse("prefix_mismatch")
+        return target
+
+    def drop(self, pending: Pending) -> None:
+        """The state will not be written after all."""
+        self.pending.remove(pending)
+        self._give_back({"checkpoint": [pending.slot]})
+
+    def commit(self, seq: Running, pending: Pending) -> Stored | Skipped:
+        """Publishes tokens, pages and state together; pages cached meanwhile replace the sequence's own."""
+        fresh = self.pages_for(max(0, pending.depth - seq.lease.prefix.depth))
+        target = self._along(seq.lease, seq.tokens[: pending.depth])
+        published = self._publish(seq.lease, target, seq.private[:fresh], pending)
+        if published.outcome != Skipped("reset"):
+            seq.private = seq.private[fresh:]
+            self._give_back({"kv": published.duplicates})
+        return published.outcome
+
+    def publish(
+        self, lease: Lease, tokens: Sequence[int], pages: Sequence[int], pending: Pending
+    ) -> Published:
+        """The same for an engine with pages of its own: `pages` hold the tokens past the lease."""
+        kv = self.pools["kv"]
+        if len(tokens) != pending.depth:
+            raise Misuse("length_mismatch")
+        target = self._along(lease, tokens)
+        if kv.capacity > 0 and not kv.external:
+            raise Misuse("pool_mode")
+        fresh = max(0, target.depth - lease.prefix.depth) // self.page_size if kv.external else 0
+        if len(pages) != fresh:
+            raise Misuse("length_mismatch")
+        known = [*self.pages.values(), *kv.outbox]
+        if len(set(pages)) < len(pages) or any(p in known or not 1 <= p <= kv.capacity for p in pages):
+            raise Misuse("page_ownership")
+        return self._publish(lease, target, pages, pending)
+
+    def _publish(self, lease: Lease, target: Prefix, pages: Sequence[int], pending: Pending) -> Published:
+        if target.life != self.life:
+            self.drop(pending)
+            return Published(Skipped("reset"), list(pages), list(pages))
+        start = lease.prefix.depth
+        fresh = [target.cut(end) for end in self._page_ends(start, target.depth)]
+        offered: dict[Prefix, int | None] = dict.fromkeys(fresh)
+        offered.update(zip(fresh, pages, strict=False))
+        duplicates = [page for prefix, page in offered.items() if page and prefix in self.pages]
+        self.pages = offered | self.pages  # what is cached already stays
+        if target.depth > start:
+            lease.prefix = target
+        replaced = (start, start + len(duplicates) * self.page_size) if duplicates else None
+        outcome = self._attach(target, pending, replaced)
+        return Published(outcome, self._canonical(target, start), duplicates)
+
+    def _page_ends(self, start: int, end: int) -> range:
+        return range(start + self.page_size, end + 1, self.page_size)
+
+    def _canonical(self, prefix: Prefix, start: int) -> list[int]:
+        cached = (self.pages[prefix.cut(end)] for end in self._page_ends(start, prefix.depth))
+        return [page for page in cached if page is not None]
+
+    def _attach(self, target: Prefix, pending: Pending, replaced: tuple[int, int] | None) -> Stored | Skipped:
+        if target in self.states:
+            self.drop(pending)
+            return Skipped("duplicate")
+        self.pending.remove(pending)
+        step = max(self.outstanding, default=None)
+        state = State(target, pending.slot, next(self._serials), next(self._stamps), step)
+        self.states[target] = state
+        return Stored(target.depth, state.slot, state.serial, step, replaced)
+
+    # --- eviction, refusal, reset ---
+
+    def evict(self, name: PoolName, n: int) -> Freed:
+        """Frees `n` units if it can, the least recently used state first."""
+        pages, states = sum(self._cached("kv")), sum(self._cached("checkpoint"))
+        while True:
+            freed = Freed(pages - sum(self._cached("kv")), states - sum(self._cached("checkpoint")))
+            enough = (freed.kv if name == "kv" else freed.checkpoints) >= n
+            victim = None if enough or name == "active" else self._victim(name)
+            if victim is None:
+                return freed
+            self._withdraw(victim)
+
+    def _victim(self, name: PoolName) -> State | None:
+        """An idle state; for pages one at the end of an unpinned path, where its pages go with it."""
+        idle = [state for state in self.states.values() if not self.is_busy(state)]
+        if name == "kv":
+            idle = [s for s in idle if self.is_leaf(s.prefix) and not self.is_pinned(s.prefix)]
+        return min(idle, key=lambda state: state.stamp, default=None)
+
+    def _withdraw(self, state: State) -> None:
+        """No lookup finds the state any more; its slot is free once nobody writes or reads it."""
+        del self.states[state.prefix]
+        self.withdrawn.append(state)
+        self._settle()
+
+    def refuse(self, serial: int) -> bool:
+        """Withdraws a state that turned out not to be finite; false if it is cached no longer."""
+        found = [state for state in self.states.values() if state.serial == serial]
+        for state in found:
+            self._withdraw(state)
+        return bool(found)
+
+    def reset(self) -> None:
+        """Lookups see an empty cache; what is pinned stays until its pins go, unreachable."""
+        self.life += 1
+        self.withdrawn += self.states.values()
+        self.states = {}
+        self._settle()
+
+    def take_freed(self, name: PoolName) -> list[int]:
+        """Units of an external pool that go back to its owner, each told once."""
+        pool = self.pools[name]
+        told, pool.outbox = pool.outbox, []
+        return told
+
+    # --- steps in flight ---
+
+    def begin_step(self) -> int:
+        """A step was enqueued: what is given back from now on may still be in use by it."""
+        self.newest += 1
+        self.outstanding.append(self.newest)
+        return self.newest
+
+    def retire_step(self, step: int, refused: Sequence[int] = ()) -> None:
+        """A step has run: the states it wrote are ready, except those refused. Repeating it is harmless."""
+        if not 1 <= step <= self.newest:
+            raise Misuse("unknown_step")
+        if step not in self.outstanding:
+            return
+        self.outstanding.remove(step)
+        for serial in refused:
+            self.refuse(serial)
+        for state in [*self.states.values(), *self.withdrawn]:
+            state.step = None if state.step == step else state.step
+        self._settle()
+
+    def _give_back(
+        self,
+        units: dict[PoolName, list[int]] | None = None,
+        *,
+        reader: State | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self.returns.append(Return(self.newest, units or {}, reader, lease))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Applies the returns that no step holds up, then lets go of whatever nothing needs."""
+        due = [back for back in self.returns if back.step <= self.watermark]
+        self.returns = [back for back in self.returns if back.step > self.watermark]
+        for back in due:
+            for name, units in back.units.items():
+                self.pools[name].give(units)
+            if back.reader:
+                self.readers.remove(back.reader)
+            if back.lease:
+                self.leases.remove(back.lease)
+        idle = [state for state in self.withdrawn if not self.is_busy(state)]
+        self.withdrawn = [state for state in self.withdrawn if self.is_busy(state)]
+        self.pools["checkpoint"].give(state.slot for state in idle)
+        bare = [prefix for prefix in self.pages if not self.is_needed(prefix)]
+        self.pools["kv"].give(page for page in map(self.pages.pop, bare) if page is not None)

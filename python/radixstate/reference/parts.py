@@ -1,0 +1,187 @@
+"""What the reference cache is made of: its results, its refusals and its records."""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+PoolName = Literal["kv", "active", "checkpoint"]
+Reason = Literal["hit", "no_prefix", "no_state", "unaligned", "not_ready"]
+
+
+@dataclass(eq=False)
+class Shortage(Exception):  # noqa: N818 (named after what happened)
+    """A pool has too few free and evictable units just now; nothing was changed."""
+
+    pool: PoolName
+    wanted: int
+    free: int
+    evictable: int
+
+
+@dataclass(eq=False)
+class NeverFits(Exception):  # noqa: N818
+    """More than a whole pool was asked for, so waiting does not help; nothing was changed."""
+
+    pool: PoolName
+    wanted: int
+    capacity: int
+
+
+@dataclass(eq=False)
+class Misuse(Exception):  # noqa: N818
+    """The caller broke `rule`; nothing was changed."""
+
+    rule: str
+
+
+class Usage(NamedTuple):
+    """Where the units of a pool are. Of an internal pool, `capacity` is the sum of the others."""
+
+    capacity: int
+    free: int
+    held: int
+    evictable: int
+    pinned: int
+    retiring: int
+    outbox: int
+
+
+class Freed(NamedTuple):
+    """What an eviction really freed."""
+
+    kv: int
+    checkpoints: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A state was published at `depth`; the pages of the tokens in `replaced` are now canonical ones."""
+
+    depth: int
+    slot: int
+    serial: int
+    step: int | None
+    replaced: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """No state was published; that is no error, for caching is optional work."""
+
+    reason: Literal["duplicate", "no_room", "not_aligned", "no_store", "reset"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """An engine's pages after `publish`: `canonical` are to be used, `duplicates` were not adopted."""
+
+    outcome: Stored | Skipped
+    canonical: list[int]
+    duplicates: list[int]
+
+
+class Prefix(NamedTuple):
+    """What a cached page or state is the end of. Prefixes of another life or namespace never match."""
+
+    life: int  # resets before it was cached
+    namespace: Hashable
+    tokens: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Length in tokens."""
+        return len(self.tokens)
+
+    def cut(self, depth: int) -> "Prefix":
+        """The first `depth` tokens of it."""
+        return self._replace(tokens=self.tokens[:depth])
+
+    def extends(self, other: "Prefix") -> bool:
+        """Whether `other` lies on the path to it, or is it."""
+        return self.cut(other.depth) == other
+
+
+@dataclass(eq=False)
+class State:
+    """A checkpoint: the recurrent state after exactly `prefix`."""
+
+    prefix: Prefix
+    slot: int
+    serial: int
+    stamp: int  # when it was stored or last loaded; the lowest is evicted first
+    step: int | None  # the step still writing it; none: ready
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a lookup found, and the state it would load."""
+
+    prefix: Prefix
+    kv_length: int
+    branch: int | None
+    reason: Reason
+    state: State | None
+
+    @property
+    def length(self) -> int:
+        """Tokens whose pages and state can both be reused."""
+        return self.prefix.depth
+
+
+@dataclass(eq=False)
+class Lease:
+    """Pins the path to `prefix` until it is given back, and `state` until that was loaded."""
+
+    prefix: Prefix
+    state: State | None
+
+
+@dataclass(eq=False)
+class Running:
+    """A sequence: a running request, and everything it owns."""
+
+    lease: Lease
+    matched: Match
+    tokens: list[int]
+    claimed: int
+    slots: list[int]
+    private: list[int]  # pages of its own, which start where its lease ends
+    no_store: bool
+    loaded: bool = False
+
+
+@dataclass(eq=False)
+class Pending:
+    """A checkpoint slot taken for a state at `depth` that is about to be written."""
+
+    slot: int
+    depth: int
+    owner: Lease
+
+
+@dataclass
+class Return:
+    """Things given back while steps were in flight: usable when every step up to `step` has retired."""
+
+    step: int
+    units: dict[PoolName, list[int]]
+    reader: State | None
+    lease: Lease | None
+
+
+@dataclass
+class Pool:
+    """Units 1..=capacity; the last freed is taken first. An external pool only reports what goes back."""
+
+    capacity: int
+    external: bool
+    free: list[int] = field(default_factory=list)
+    outbox: list[int] = field(default_factory=list)
+
+    def take(self, n: int) -> list[int]:
+        """Takes `n` units."""
+        return [self.free.pop() for _ in range(n)]
+
+    def give(self, units: Iterable[int]) -> None:
+        """Takes units back."""
+        (self.outbox if self.external else self.free).extend(units)

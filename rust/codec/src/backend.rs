@@ -1,0 +1,117 @@
+//! Picks the code for this CPU and the element type of a spec.
+
+#[cfg(target_arch = "x86_64")]
+use crate::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use crate::avx512::Avx512;
+use crate::element::{Bf16, Element, Fp16, Fp32};
+use crate::raw::Share;
+use crate::scalar;
+#[cfg(target_arch = "x86_64")]
+use crate::simd;
+use crate::spec::StateType;
+
+/// Code that fulfils the contract; all do so with the same bits.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Backend {
+    /// One element at a time, on any CPU.
+    Scalar,
+    /// 256-bit registers.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    /// 512-bit registers.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Backend {
+    /// The backends that this CPU runs, fastest first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        let mut backends = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            backends.extend(Avx512::new().map(Self::Avx512));
+            backends.extend(Avx2::new().map(Self::Avx2));
+        }
+        backends.push(Self::Scalar);
+        backends
+    }
+
+    /// The first of [`available`](Self::available).
+    #[must_use]
+    pub fn fastest() -> Self {
+        Self::available()[0]
+    }
+
+    /// Encodes a share; calls `refuse` with each pair of which a head does not reload finite.
+    pub(crate) fn store(self, share: Share<'_>, refuse: impl Fn(usize)) {
+        match share.spec().state {
+            StateType::Bf16 => self.store_as::<Bf16>(share, refuse),
+            StateType::Fp16 => self.store_as::<Fp16>(share, refuse),
+            StateType::Fp32 => self.store_as::<Fp32>(share, refuse),
+        }
+    }
+
+    /// Decodes a share.
+    pub(crate) fn load(self, share: Share<'_>) {
+        match share.spec().state {
+            StateType::Bf16 => self.load_as::<Bf16>(share),
+            StateType::Fp16 => self.load_as::<Fp16>(share),
+            StateType::Fp32 => self.load_as::<Fp32>(share),
+        }
+    }
+
+    fn store_as<E: Kernel>(self, share: Share<'_>, refuse: impl Fn(usize)) {
+        match self {
+            Self::Scalar => store_scalar::<E>(share, refuse),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(token) => token.run(simd::Store::<E, _>::new(share, refuse)),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(token) => token.run(simd::Store::<E, _>::new(share, refuse)),
+        }
+    }
+
+    fn load_as<E: Kernel>(self, share: Share<'_>) {
+        match self {
+            Self::Scalar => load_scalar::<E>(share),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(token) => token.run(simd::Load::<E>::new(share)),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(token) => token.run(simd::Load::<E>::new(share)),
+        }
+    }
+}
+
+/// What an element type needs for every backend of this CPU.
+#[cfg(target_arch = "x86_64")]
+use simd::Lanes as Kernel;
+#[cfg(not(target_arch = "x86_64"))]
+use Element as Kernel;
+
+fn store_scalar<E: Element>(mut share: Share<'_>, refuse: impl Fn(usize)) {
+    let spec = share.spec();
+    while let Some(item) = share.next_head() {
+        let pair = item.pair;
+        if !scalar::store::<E>(spec, item) {
+            refuse(pair);
+        }
+    }
+    copy_windows(share);
+}
+
+fn load_scalar<E: Element>(mut share: Share<'_>) {
+    let spec = share.spec();
+    while let Some(item) = share.next_head() {
+        scalar::load::<E>(spec, item);
+    }
+    copy_windows(share);
+}
+
+/// Copies what is left of a share when its heads are done. Windows are small; `memcpy` serves every backend.
+pub(crate) fn copy_windows(mut share: Share<'_>) {
+    while let Some((source, target)) = share.next_window() {
+        target.copy_from_slice(source);
+    }
+}

@@ -1,0 +1,143 @@
+//! Moves slots between the pools of a checked spec: validates, splits among threads, collects the verdicts.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::backend::Backend;
+use crate::error::{PairError, Side, SpecError};
+use crate::raw::{self, Direction, Share};
+use crate::spec::Spec;
+
+/// A thread is worth its start from this many bytes on.
+const BYTES_PER_THREAD: usize = 1 << 20;
+
+/// Where a state comes from and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// Slot of the pool that is read.
+    pub source: u32,
+    /// Slot of the pool that is written.
+    pub destination: u32,
+}
+
+/// A checked [`Spec`] and the backend that serves it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    spec: Spec,
+    backend: Backend,
+}
+
+impl Plan {
+    /// Checks `spec` and picks the fastest backend. Touches no memory of the pools.
+    ///
+    /// # Errors
+    ///
+    /// When dimensions, layers, slots or strides of the spec contradict each other.
+    pub fn new(spec: Spec) -> Result<Self, SpecError> {
+        spec.check()?;
+        Ok(Self { spec, backend: Backend::fastest() })
+    }
+
+    /// The same plan, served by `backend`.
+    #[must_use]
+    pub fn with_backend(self, backend: Backend) -> Self {
+        Self { backend, ..self }
+    }
+
+    /// Encodes active slots (sources) into checkpoint slots (destinations); says of each pair whether its state is
+    /// finite, and so may become a checkpoint. The result does not depend on `threads`.
+    ///
+    /// # Errors
+    ///
+    /// When a slot is out of range or a destination occurs twice; nothing was written.
+    ///
+    /// # Safety
+    ///
+    /// During the call:
+    /// - every byte of the source slots is valid for reads, and nobody writes it;
+    /// - every byte of the destination slots is valid for writes, and nobody else reads or writes it;
+    /// - layers of a pool, scales and windows do not overlap each other.
+    pub unsafe fn store(&self, pairs: &[Pair], threads: NonZeroUsize) -> Result<Vec<bool>, PairError> {
+        let finite: Vec<_> = pairs.iter().map(|_| AtomicBool::new(true)).collect();
+        self.check_pairs(pairs, Direction::Store)?;
+        // SAFETY: the caller owes the same; the spec was checked in `new` and the pairs just now.
+        let shares = unsafe { raw::split(&self.spec, pairs, Direction::Store, self.parts(pairs, threads)) };
+        run(shares, |share| self.backend.store(share, |pair| finite[pair].store(false, Ordering::Relaxed)));
+        Ok(finite.into_iter().map(AtomicBool::into_inner).collect())
+    }
+
+    /// Decodes checkpoint slots (sources) into active slots (destinations). The result does not depend on `threads`.
+    ///
+    /// # Errors
+    ///
+    /// When a slot is out of range or a destination occurs twice; nothing was written.
+    ///
+    /// # Safety
+    ///
+    /// As for [`store`](Self::store).
+    pub unsafe fn load(&self, pairs: &[Pair], threads: NonZeroUsize) -> Result<(), PairError> {
+        self.check_pairs(pairs, Direction::Load)?;
+        // SAFETY: the caller owes the same; the spec was checked in `new` and the pairs just now.
+        let shares = unsafe { raw::split(&self.spec, pairs, Direction::Load, self.parts(pairs, threads)) };
+        run(shares, |share| self.backend.load(share));
+        Ok(())
+    }
+
+    fn check_pairs(&self, pairs: &[Pair], direction: Direction) -> Result<(), PairError> {
+        let active = (Side::Active, self.spec.active.slots);
+        let checkpoint = (Side::Checkpoint, self.spec.checkpoint.pool().slots);
+        let (from, to) = match direction {
+            Direction::Store => (active, checkpoint),
+            Direction::Load => (checkpoint, active),
+        };
+        let usable = to.1.saturating_sub(1);
+        if pairs.len() > usable {
+            return Err(PairError::TooMany { pairs: pairs.len(), usable });
+        }
+        for (pair, &Pair { source, destination }) in pairs.iter().enumerate() {
+            in_range(from, pair, source)?;
+            in_range(to, pair, destination)?;
+        }
+        distinct(pairs)
+    }
+
+    /// How many threads the bytes to be moved are worth.
+    fn parts(&self, pairs: &[Pair], threads: NonZeroUsize) -> usize {
+        let spec = &self.spec;
+        let state = spec.shape.heads * spec.shape.d_k * spec.shape.d_v * spec.state.bytes();
+        let windows: usize = spec.windows.iter().map(|window| window.bytes).sum();
+        let bytes = spec.active.layers.len() * pairs.len() * (state + windows);
+        threads.get().min(bytes / BYTES_PER_THREAD).max(1)
+    }
+}
+
+fn in_range((side, slots): (Side, usize), pair: usize, slot: u32) -> Result<(), PairError> {
+    if (1..slots).contains(&(slot as usize)) {
+        return Ok(());
+    }
+    Err(PairError::SlotOutOfRange { side, pair, slot, slots })
+}
+
+fn distinct(pairs: &[Pair]) -> Result<(), PairError> {
+    let mut order: Vec<_> = pairs.iter().map(|pair| pair.destination).zip(0..).collect();
+    order.sort_unstable();
+    match order.windows(2).find(|two| two[0].0 == two[1].0) {
+        Some(two) => {
+            Err(PairError::DuplicateDestination { slot: two[0].0, first: two[0].1, second: two[1].1 })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Works on every share, the first on the calling thread.
+fn run<'a>(shares: Vec<Share<'a>>, work: impl Fn(Share<'a>) + Sync) {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let mut shares = shares.into_iter();
+        let mine = shares.next();
+        for share in shares {
+            scope.spawn(move || work(share));
+        }
+        mine.into_iter().for_each(work);
+    });
+}

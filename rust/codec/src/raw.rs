@@ -1,0 +1,221 @@
+//! From addresses to slices. The only place that does so; knows nothing of numbers.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::plan::Pair;
+use crate::spec::{Pool, Spec};
+
+/// The matrix of one head, for reading: rows of bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<'a> {
+    base: *const u8,
+    rows: usize,
+    row_bytes: usize,
+    row_stride: usize,
+    memory: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Tile<'a> {
+    #[inline(always)]
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> &'a [u8] {
+        assert!(row < self.rows);
+        // SAFETY: the row is one of the tile's, whose memory is valid for 'a and not written during it.
+        unsafe { std::slice::from_raw_parts(self.base.add(row * self.row_stride), self.row_bytes) }
+    }
+}
+
+/// The matrix of one head, for writing: rows of bytes.
+pub(crate) struct TileMut<'a> {
+    base: *mut u8,
+    rows: usize,
+    row_bytes: usize,
+    row_stride: usize,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl TileMut<'_> {
+    #[inline(always)]
+    pub(crate) fn row(&mut self, row: usize) -> &mut [u8] {
+        assert!(row < self.rows);
+        // SAFETY: the row is one of the tile's, whose memory is valid for 'a and has no other user during it;
+        // the borrow of `self` keeps rows from being handed out twice.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.row_stride), self.row_bytes) }
+    }
+}
+
+/// One head of one pair: what to read and where to write. A pool without scales has empty ones.
+pub(crate) struct Item<'a> {
+    pub(crate) pair: usize,
+    pub(crate) source: Tile<'a>,
+    pub(crate) source_scale: &'a [u8],
+    pub(crate) target: TileMut<'a>,
+    pub(crate) target_scale: &'a mut [u8],
+}
+
+/// One of the two pools of a plan, as the source or the target of a transfer.
+#[derive(Clone)]
+struct End<'a> {
+    pool: &'a Pool,
+    row_bytes: usize,
+    scale: Option<(&'a Pool, usize)>,
+    windows: Vec<&'a Pool>,
+}
+
+impl<'a> End<'a> {
+    fn active(spec: &'a Spec) -> Self {
+        Self {
+            pool: &spec.active,
+            row_bytes: spec.shape.matrix(spec.layout).1 * spec.state.bytes(),
+            scale: None,
+            windows: spec.windows.iter().map(|window| &window.active).collect(),
+        }
+    }
+
+    fn checkpoint(spec: &'a Spec) -> Self {
+        Self {
+            pool: spec.checkpoint.pool(),
+            row_bytes: spec.shape.matrix(spec.layout).1 * spec.checkpoint_bytes(),
+            scale: spec.checkpoint.scale().map(|pool| (pool, spec.scale_bytes())),
+            windows: spec.windows.iter().map(|window| &window.checkpoint).collect(),
+        }
+    }
+}
+
+/// The address of one head of one slot, or of one slot of a pool without heads.
+fn address(pool: &Pool, layer: usize, slot: u32, head: usize) -> *mut u8 {
+    let offset = slot as usize * pool.slot_stride + head * pool.head_stride;
+    std::ptr::with_exposed_provenance_mut(pool.layers[layer] + offset)
+}
+
+/// A part of a transfer. No two shares, and no two items of one share, write the same memory.
+pub(crate) struct Share<'a> {
+    spec: &'a Spec,
+    pairs: &'a [Pair],
+    source: End<'a>,
+    target: End<'a>,
+    heads: Range<usize>,
+    windows: Range<usize>,
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy)]
+pub(crate) enum Direction {
+    Store,
+    Load,
+}
+
+/// Splits a transfer into at most `parts` shares of about equal size.
+///
+/// # Safety
+///
+/// Until the last share and the last item taken from one are gone:
+/// - every byte of the source slots is valid for reads and is not written;
+/// - every byte of the destination slots is valid for writes and has no other reader or writer;
+/// - the spec has passed its check, every slot is in range, and the destination slots are distinct;
+/// - the layers of a pool, its scales and its windows do not overlap each other.
+pub(crate) unsafe fn split<'a>(
+    spec: &'a Spec,
+    pairs: &'a [Pair],
+    direction: Direction,
+    parts: usize,
+) -> Vec<Share<'a>> {
+    let (active, checkpoint) = (End::active(spec), End::checkpoint(spec));
+    let (source, target) = match direction {
+        Direction::Store => (active, checkpoint),
+        Direction::Load => (checkpoint, active),
+    };
+    let columns = spec.active.layers.len() * pairs.len();
+    let (heads, windows) = (columns * spec.shape.heads, columns * spec.windows.len());
+    let parts = parts.min(heads).max(1);
+    let cut = |n: usize, part: usize| n / parts * part + (n % parts).min(part);
+    (0..parts)
+        .map(|part| Share {
+            spec,
+            pairs,
+            source: source.clone(),
+            target: target.clone(),
+            heads: cut(heads, part)..cut(heads, part + 1),
+            windows: cut(windows, part)..cut(windows, part + 1),
+        })
+        .collect()
+}
+
+impl<'a> Share<'a> {
+    pub(crate) fn spec(&self) -> &'a Spec {
+        self.spec
+    }
+
+    /// Bytes of states that the whole transfer writes.
+    pub(crate) fn transfer_bytes(&self) -> usize {
+        let rows = self.spec.shape.heads * self.spec.shape.matrix(self.spec.layout).0;
+        self.spec.active.layers.len() * self.pairs.len() * rows * self.target.row_bytes
+    }
+
+    /// Layer, pair and head (or window) of a position: the innermost of `inner` moves fastest.
+    fn place(&self, index: usize, inner: usize) -> (usize, usize, usize) {
+        let outer = index / inner;
+        (outer / self.pairs.len(), outer % self.pairs.len(), index % inner)
+    }
+
+    fn source_tile(&self, index: usize) -> Tile<'a> {
+        let (layer, pair, head) = self.place(index, self.spec.shape.heads);
+        Tile {
+            base: address(self.source.pool, layer, self.pairs[pair].source, head),
+            rows: self.spec.shape.matrix(self.spec.layout).0,
+            row_bytes: self.source.row_bytes,
+            row_stride: self.source.pool.row_stride,
+            memory: PhantomData,
+        }
+    }
+
+    /// What the next item will read.
+    pub(crate) fn ahead(&self) -> Option<Tile<'a>> {
+        (!self.heads.is_empty()).then(|| self.source_tile(self.heads.start))
+    }
+
+    /// Takes the next head; none is given twice.
+    pub(crate) fn next_head(&mut self) -> Option<Item<'a>> {
+        let index = self.heads.next()?;
+        let (layer, pair, head) = self.place(index, self.spec.shape.heads);
+        let Pair { source, destination } = self.pairs[pair];
+        let target = TileMut {
+            base: address(self.target.pool, layer, destination, head),
+            rows: self.spec.shape.matrix(self.spec.layout).0,
+            row_bytes: self.target.row_bytes,
+            row_stride: self.target.pool.row_stride,
+            memory: PhantomData,
+        };
+        let source_scale = self.source.scale.map_or(&[][..], |(pool, bytes)| {
+            // SAFETY: the caller of `split` vouches for the scales of the source slots.
+            unsafe { std::slice::from_raw_parts(address(pool, layer, source, head), bytes) }
+        });
+        let target_scale = self.target.scale.map_or(&mut [][..], |(pool, bytes)| {
+            // SAFETY: the caller of `split` vouches for the scales of the destination slots, and that they are
+            // distinct; shares have distinct positions and each gives a position once.
+            unsafe { std::slice::from_raw_parts_mut(address(pool, layer, destination, head), bytes) }
+        });
+        Some(Item { pair, source: self.source_tile(index), source_scale, target, target_scale })
+    }
+
+    /// Takes the next window, source and destination; none is given twice.
+    pub(crate) fn next_window(&mut self) -> Option<(&'a [u8], &'a mut [u8])> {
+        let index = self.windows.next()?;
+        let (layer, pair, window) = self.place(index, self.spec.windows.len());
+        let bytes = self.spec.windows[window].bytes;
+        let Pair { source, destination } = self.pairs[pair];
+        let from = address(self.source.windows[window], layer, source, 0);
+        let to = address(self.target.windows[window], layer, destination, 0);
+        // SAFETY: the caller of `split` vouches for the windows of both slots, and that the destinations are
+        // distinct; shares have distinct positions and each gives a position once.
+        Some(unsafe { (std::slice::from_raw_parts(from, bytes), std::slice::from_raw_parts_mut(to, bytes)) })
+    }
+}
+
+// SAFETY: a share is the only user of the memory it writes, and nobody writes what it reads.
+unsafe impl Send for Share<'_> {}

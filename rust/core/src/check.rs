@@ -1,0 +1,389 @@
+//! Every invariant, recomputed from nothing. Reports, never ends the process.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::cache::Cache;
+use crate::ledger::{Holdings, Leased};
+use crate::node::{Listed, Node, Parent};
+use crate::pool::{Place, Pool, Slot, Tag, Usage};
+
+/// The invariant that a [`Violation`] breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// A slot has exactly one owner, and its pool knows which kind.
+    OneOwner,
+    /// Counters equal a recount, and add up to the capacity.
+    Counters,
+    /// Pins of a node are its leases plus its children that have pins; those of a checkpoint are its readers and writer.
+    Pins,
+    /// A pinned checkpoint is in its pinned node, or withdrawn.
+    PinnedCheckpoint,
+    /// Parent links, child counts, roots and the table of children describe one tree.
+    Links,
+    /// A node's run is whole pages, and it owns one page for each, or none in a purely linear model.
+    Pages,
+    /// A checkpoint stands at a legal depth.
+    Depth,
+    /// The eviction order holds exactly what can be evicted.
+    Order,
+    /// An unpinned leaf has a checkpoint.
+    Leaf,
+    /// A lease ends at its node, and a sequence's tokens and pages continue its path.
+    Lease,
+    /// No page is free in the engine and owned by the cache.
+    EngineFree,
+}
+
+/// One thing found wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The invariant.
+    pub rule: Rule,
+    /// Pool, slots, nodes, owners and numbers.
+    pub detail: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.rule, self.detail)
+    }
+}
+
+/// Everything that [`Cache::check`] found wrong; at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// All violations.
+    pub violations: Vec<Violation>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} invariants broken", self.violations.len())?;
+        self.violations.iter().try_for_each(|violation| write!(f, "\n  {violation}"))
+    }
+}
+
+impl std::error::Error for Report {}
+
+/// Who was found with a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    FreeList,
+    Outbox,
+    Node { index: u32, pinned: bool },
+    Withdrawn { serial: u64 },
+    Lease(usize),
+    Sequence(usize),
+    Pending(usize),
+    Retiring,
+}
+
+impl Owner {
+    fn place(self) -> Place {
+        match self {
+            Self::FreeList => Place::Free,
+            Self::Outbox => Place::Outbox,
+            Self::Node { .. } | Self::Withdrawn { .. } => Place::Cached,
+            Self::Lease(_) | Self::Sequence(_) | Self::Pending(_) => Place::Held,
+            Self::Retiring => Place::Retiring,
+        }
+    }
+}
+
+/// Slots as found, and pins as they should be.
+#[derive(Default)]
+struct Census {
+    kv: Vec<(u32, Owner)>,
+    active: Vec<(u32, Owner)>,
+    checkpoints: Vec<(u32, Owner)>,
+    node_pins: BTreeMap<u32, u32>,
+    checkpoint_pins: BTreeMap<u64, u32>,
+    violations: Vec<Violation>,
+}
+
+impl Cache {
+    /// Recomputes every invariant and reports all violations at once. Its cost grows with everything that is cached:
+    /// for tests and for an operator's question, not for each step.
+    ///
+    /// With an external KV pool, `engine_free` are the pages that are free in the engine: none may be owned here.
+    ///
+    /// # Errors
+    /// The [`Report`].
+    pub fn check(&mut self, engine_free: Option<&[u32]>) -> Result<(), Report> {
+        self.settle();
+        let mut census = Census::default();
+        census.records(self);
+        census.nodes(self);
+        census.pools(self);
+        census.pins(self);
+        census.links(self);
+        census.order(self);
+        census.leases(self);
+        for &page in engine_free.unwrap_or_default() {
+            let kv = &self.ledger.prefixes.kv;
+            if kv.in_range(page) && kv.place(page) != Place::Outside {
+                let place = kv.place(page);
+                census.report(Rule::EngineFree, format!("kv page {page} is free in the engine and {place:?} here"));
+            }
+        }
+        let violations = census.violations;
+        if violations.is_empty() { Ok(()) } else { Err(Report { violations }) }
+    }
+}
+
+impl Census {
+    fn report(&mut self, rule: Rule, detail: String) {
+        self.violations.push(Violation { rule, detail });
+    }
+
+    fn expect(&mut self, rule: Rule, holds: bool, detail: impl FnOnce() -> String) {
+        if !holds {
+            self.report(rule, detail());
+        }
+    }
+
+    fn records(&mut self, cache: &Cache) {
+        cache.leases.iter().for_each(|(key, lease)| self.holdings(&lease.holdings, Owner::Lease(key)));
+        cache.sequences.iter().for_each(|(key, run)| self.holdings(&run.lease.holdings, Owner::Sequence(key)));
+        cache.pending.iter().for_each(|(key, writing)| self.holdings(&writing.holdings, Owner::Pending(key)));
+        cache.ledger.steps.retiring().for_each(|holdings| self.holdings(holdings, Owner::Retiring));
+        for (_, pin) in cache.ledger.steps.writing() {
+            *self.node_pins.entry(pin.node.index).or_default() += 1;
+            *self.checkpoint_pins.entry(pin.serial).or_default() += 1;
+        }
+    }
+
+    fn holdings(&mut self, holdings: &Holdings, owner: Owner) {
+        let Holdings { node, checkpoint, pages, active, state } = holdings;
+        found(&mut self.kv, pages, owner);
+        found(&mut self.active, active, owner);
+        found(&mut self.checkpoints, state, owner);
+        if let Some(node) = node {
+            *self.node_pins.entry(*node).or_default() += 1;
+        }
+        if let Some(pin) = checkpoint {
+            *self.checkpoint_pins.entry(pin.serial).or_default() += 1;
+        }
+    }
+
+    fn nodes(&mut self, cache: &Cache) {
+        let prefixes = &cache.ledger.prefixes;
+        let has_kv = cache.ledger.has_kv();
+        for (index, node) in prefixes.tree.nodes() {
+            found(&mut self.kv, &node.pages, Owner::Node { index, pinned: node.pins > 0 });
+            let page = prefixes.grid.page;
+            let pages = if has_kv { node.key.len() / page } else { 0 };
+            let whole = node.key.len().is_multiple_of(page) && node.pages.len() == pages;
+            self.expect(Rule::Pages, whole, || {
+                format!("node {index} has {} tokens and {} pages of {page}", node.key.len(), node.pages.len())
+            });
+            if let Some(checkpoint) = &node.checkpoint {
+                let owner = Owner::Node { index, pinned: checkpoint.pins > 0 };
+                found(&mut self.checkpoints, [&checkpoint.slot], owner);
+                let legal = prefixes.grid.legal;
+                let on_grid = node.end.is_multiple_of(legal) && node.end > 0;
+                self.expect(Rule::Depth, on_grid, || {
+                    format!("node {index} has a checkpoint at depth {}, legal are multiples of {legal}", node.end)
+                });
+            }
+            let kept = node.children > 0 || node.pins > 0 || node.checkpoint.is_some();
+            self.expect(Rule::Leaf, kept, || format!("node {index} is an unpinned leaf without a checkpoint"));
+        }
+        for (&serial, checkpoint) in &prefixes.withdrawn {
+            found(&mut self.checkpoints, [&checkpoint.slot], Owner::Withdrawn { serial });
+        }
+    }
+
+    fn pools(&mut self, cache: &Cache) {
+        let prefixes = &cache.ledger.prefixes;
+        let (kv, active) = (std::mem::take(&mut self.kv), std::mem::take(&mut self.active));
+        let checkpoints = std::mem::take(&mut self.checkpoints);
+        self.pool(&prefixes.kv, kv);
+        self.pool(&cache.ledger.active, active);
+        self.pool(&prefixes.checkpoints, checkpoints);
+    }
+
+    fn pool<P: Tag>(&mut self, pool: &Pool<P>, mut owners: Vec<(u32, Owner)>) {
+        owners.extend(pool.free_ids().iter().map(|&id| (id, Owner::FreeList)));
+        owners.extend(pool.outbox_ids().iter().map(|&id| (id, Owner::Outbox)));
+        owners.sort_unstable();
+        self.recount(pool, &owners);
+        let mut rest = owners.as_slice();
+        for id in 1..=pool.config().capacity {
+            let here = rest.partition_point(|&(other, _)| other == id);
+            let (mine, others) = rest.split_at(here);
+            rest = others;
+            self.slot(pool, id, mine);
+        }
+        self.expect(Rule::OneOwner, rest.is_empty(), || format!("{} pool: ids out of range: {rest:?}", P::KIND));
+    }
+
+    fn slot<P: Tag>(&mut self, pool: &Pool<P>, id: u32, owners: &[(u32, Owner)]) {
+        let place = pool.place(id);
+        let expected = match owners {
+            [] => Place::Outside,
+            [(_, owner)] => owner.place(),
+            many => {
+                let owners: Vec<Owner> = many.iter().map(|&(_, owner)| owner).collect();
+                return self.report(Rule::OneOwner, format!("{} slot {id} is owned twice: {owners:?}", P::KIND));
+            }
+        };
+        if owners.is_empty() && !pool.config().external {
+            return self.report(Rule::OneOwner, format!("{} slot {id} is lost: last seen {place:?}", P::KIND));
+        }
+        self.expect(Rule::OneOwner, place == expected, || {
+            format!("{} slot {id} is {place:?} to its pool, found as {expected:?}", P::KIND)
+        });
+    }
+
+    fn recount<P: Tag>(&mut self, pool: &Pool<P>, owners: &[(u32, Owner)]) {
+        let count = |is: &dyn Fn(Owner) -> bool| owners.iter().filter(|&&(_, owner)| is(owner)).count();
+        let evictable = |owner| matches!(owner, Owner::Node { pinned: false, .. });
+        let found = Usage {
+            capacity: pool.config().capacity as usize,
+            free: count(&|owner| owner.place() == Place::Free),
+            held: count(&|owner| owner.place() == Place::Held),
+            evictable: count(&evictable),
+            pinned: count(&|owner| owner.place() == Place::Cached && !evictable(owner)),
+            retiring: count(&|owner| owner.place() == Place::Retiring),
+            outbox: count(&|owner| owner.place() == Place::Outbox),
+        };
+        let counted = pool.usage();
+        self.expect(Rule::Counters, counted == found, || {
+            format!("{} pool counts {counted:?}, a recount finds {found:?}", P::KIND)
+        });
+        let sum = counted.free + counted.held + counted.evictable + counted.pinned + counted.retiring;
+        self.expect(Rule::Counters, pool.config().external || sum == counted.capacity, || {
+            format!("{} pool: {counted:?} does not add up to its capacity", P::KIND)
+        });
+    }
+
+    fn pins(&mut self, cache: &Cache) {
+        let prefixes = &cache.ledger.prefixes;
+        for (_, node) in prefixes.tree.nodes().filter(|(_, node)| node.pins > 0) {
+            if let Parent::Node(parent) = node.parent {
+                *self.node_pins.entry(parent).or_default() += 1;
+            }
+        }
+        let mut pins = std::mem::take(&mut self.node_pins);
+        let mut readers = std::mem::take(&mut self.checkpoint_pins);
+        for (index, node) in prefixes.tree.nodes() {
+            let expected = pins.remove(&index).unwrap_or(0);
+            self.expect(Rule::Pins, node.pins == expected, || {
+                format!("node {index} counts {} pins, {expected} are held", node.pins)
+            });
+            if let Some(checkpoint) = &node.checkpoint {
+                let expected = readers.remove(&checkpoint.serial).unwrap_or(0);
+                self.expect(Rule::Pins, checkpoint.pins == expected, || {
+                    format!("checkpoint of node {index} counts {} pins, {expected} are held", checkpoint.pins)
+                });
+                self.expect(Rule::PinnedCheckpoint, checkpoint.pins == 0 || node.pins > 0, || {
+                    format!("checkpoint of node {index} is pinned, its node is not")
+                });
+            }
+        }
+        for (serial, checkpoint) in &prefixes.withdrawn {
+            let expected = readers.remove(serial).unwrap_or(0);
+            self.expect(Rule::Pins, checkpoint.pins == expected && expected > 0, || {
+                format!("withdrawn checkpoint {serial} counts {} pins, {expected} are held", checkpoint.pins)
+            });
+        }
+        self.expect(Rule::Pins, pins.is_empty(), || format!("pins on nodes that are gone: {pins:?}"));
+        self.expect(Rule::PinnedCheckpoint, readers.is_empty(), || {
+            format!("pins on checkpoints that are gone, by serial: {readers:?}")
+        });
+    }
+
+    fn links(&mut self, cache: &Cache) {
+        let tree = &cache.ledger.prefixes.tree;
+        let mut children: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut linked = 0;
+        for (index, node) in tree.nodes() {
+            let sound = match &node.parent {
+                Parent::Root(namespace) => {
+                    node.end == 0 && node.key.is_empty() && (tree.root(namespace) == Some(index)) == node.attached
+                }
+                Parent::Node(parent) => {
+                    *children.entry(*parent).or_default() += 1;
+                    linked += usize::from(node.attached);
+                    self.child_is_sound(cache, index, node, *parent)
+                }
+            };
+            self.expect(Rule::Links, sound, || format!("node {index} ending at {} is not linked as it says", node.end));
+        }
+        for (index, node) in tree.nodes() {
+            let counted = children.get(&index).copied().unwrap_or(0);
+            self.expect(Rule::Links, node.children == counted, || {
+                format!("node {index} counts {} children, {counted} name it as parent", node.children)
+            });
+        }
+        self.expect(Rule::Links, tree.table_len() == linked, || {
+            format!("the table of children has {} entries for {linked} attached nodes", tree.table_len())
+        });
+    }
+
+    fn child_is_sound(&self, cache: &Cache, index: u32, node: &Node, parent: u32) -> bool {
+        let tree = &cache.ledger.prefixes.tree;
+        let above = tree.node_at(parent);
+        let joined = above.is_some_and(|above| node.start() == above.end && node.attached == above.attached);
+        let reachable = || tree.step(parent, &node.key) == Some((index, node.key.len()));
+        joined && !node.key.is_empty() && (!node.attached || reachable())
+    }
+
+    fn order(&mut self, cache: &Cache) {
+        let prefixes = &cache.ledger.prefixes;
+        let (mut states, mut leaves) = (0, 0);
+        for (index, node) in prefixes.tree.nodes() {
+            let Some(checkpoint) = &node.checkpoint else { continue };
+            let state = checkpoint.pins == 0;
+            let wanted = Listed { state, leaf: state && node.is_free_leaf() };
+            let entry = (checkpoint.rank, index);
+            let found = Listed {
+                state: prefixes.order.states().contains(&entry),
+                leaf: prefixes.order.leaves().contains(&entry),
+            };
+            states += usize::from(found.state);
+            leaves += usize::from(found.leaf);
+            self.expect(Rule::Order, found == wanted && checkpoint.listed == wanted, || {
+                format!(
+                    "checkpoint of node {index}: {wanted:?} demanded, {found:?} found, {:?} noted",
+                    checkpoint.listed
+                )
+            });
+        }
+        let extra = (prefixes.order.states().len() - states, prefixes.order.leaves().len() - leaves);
+        self.expect(Rule::Order, extra == (0, 0), || {
+            format!("entries of nodes that are gone (states, leaves): {extra:?}")
+        });
+    }
+
+    fn leases(&mut self, cache: &Cache) {
+        cache.leases.iter().for_each(|(key, leased)| self.lease(cache, leased, Owner::Lease(key)));
+        for (key, run) in &cache.sequences {
+            let owner = Owner::Sequence(key);
+            self.lease(cache, &run.lease, owner);
+            let wanted = cache.ledger.pages_for(run.claimed);
+            let shared = cache.ledger.pages_for(run.lease.depth);
+            let held = shared + run.lease.holdings.pages.len();
+            self.expect(Rule::Lease, held == wanted, || {
+                format!("{owner:?} claims {} tokens with {held} pages, {wanted} are needed", run.claimed)
+            });
+            let tree = &cache.ledger.prefixes.tree;
+            let agrees = run.lease.holdings.node.is_none_or(|node| tree.agrees(node, &run.tokens));
+            self.expect(Rule::Lease, agrees, || format!("the tokens of {owner:?} do not continue its leased prefix"));
+        }
+    }
+
+    fn lease(&mut self, cache: &Cache, leased: &Leased, owner: Owner) {
+        let node = leased.holdings.node.map(|node| cache.ledger.prefixes.tree.node_at(node));
+        let end = node.map_or(Some(0), |node| node.map(|node| node.end));
+        self.expect(Rule::Lease, end == Some(leased.depth), || {
+            format!("{owner:?} leases depth {}, its node ends at {end:?}", leased.depth)
+        });
+    }
+}
+
+fn found<'a, P: 'a>(list: &mut Vec<(u32, Owner)>, slots: impl IntoIterator<Item = &'a Slot<P>>, owner: Owner) {
+    list.extend(slots.into_iter().map(|slot| (slot.id(), owner)));
+}

@@ -1,0 +1,207 @@
+//! The lower layer: leases and publishing, for engines whose allocators own KV pages or running states.
+
+use crate::cache::Cache;
+use crate::error::Misuse;
+use crate::handle::{Kind, Lease, Pending, Sequence};
+use crate::ledger::{Holdings, Leased, Ledger};
+use crate::lookup::{Found, Hit, Match};
+use crate::pool::{Checkpoint, Slot};
+use crate::sequence::{Commit, Reservation, check_depth};
+
+/// What publishing with the engine's own pages did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// Whether the state is in the tree.
+    pub outcome: Commit,
+    /// The pages now valid for the positions from the lease's old depth to the published depth.
+    pub canonical: Vec<u32>,
+    /// Given pages that were cached already: not adopted, still the caller's to free.
+    pub duplicates: Vec<u32>,
+}
+
+impl Cache {
+    /// Pins what a lookup found: its node until the lease ends, its checkpoint until [`Cache::lease_loaded`].
+    ///
+    /// A match without a hit gives a lease at depth 0, which pins nothing and from which a prefix can be published.
+    ///
+    /// # Errors
+    /// [`Misuse::Stale`] when that checkpoint is gone; [`Misuse::WrongCache`].
+    pub fn lease(&mut self, matched: &Match) -> Result<Lease, Misuse> {
+        self.own_id(matched.cache)?;
+        self.settle();
+        if matched.epoch != self.ledger.epoch {
+            return Err(Misuse::Stale("the cache was reset after the lookup"));
+        }
+        if let Some(Found { node, serial }) = matched.found {
+            let checkpoint = self.ledger.prefixes.tree.get(node).and_then(|node| node.checkpoint.as_ref());
+            if checkpoint.is_none_or(|checkpoint| checkpoint.serial != serial) {
+                return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
+            }
+        }
+        let &Match { length, kv_length, branch, reason, found, .. } = matched;
+        let hit = Hit { length, kv_length, branch, reason, found };
+        let leased = self.ledger.lease(&matched.namespace, hit);
+        self.ledger.consume(hit);
+        let key = self.leases.insert(leased);
+        Ok(Lease(self.handle(Kind::Lease, key)))
+    }
+
+    /// The checkpoint slot to load from, until the load is reported; `None` for a lease at depth 0.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`].
+    pub fn lease_state(&self, lease: &Lease) -> Result<Option<u32>, Misuse> {
+        Ok(self.state_of(self.leased(lease)?))
+    }
+
+    /// Tokens of the leased prefix. A lease moves only deeper.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`].
+    pub fn lease_depth(&self, lease: &Lease) -> Result<usize, Misuse> {
+        Ok(self.leased(lease)?.depth)
+    }
+
+    /// Page ids of the leased prefix.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`].
+    pub fn lease_pages(&self, lease: &Lease) -> Result<Vec<u32>, Misuse> {
+        let node = self.leased(lease)?.holdings.node;
+        Ok(node.map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node)))
+    }
+
+    /// The load from the leased checkpoint is enqueued: the checkpoint may be evicted again. Repeating it changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`].
+    pub fn lease_loaded(&mut self, lease: &Lease) -> Result<(), Misuse> {
+        self.own(&lease.0)?;
+        self.settle();
+        let checkpoint = self.leases[lease.0.key].holdings.checkpoint.take();
+        self.ledger.give_back(Holdings { checkpoint, ..Holdings::default() });
+        Ok(())
+    }
+
+    /// Ends a lease; dropping it does the same at the cache's next call.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`]: the lease then ends in its own cache.
+    pub fn release(&mut self, lease: Lease) -> Result<(), Misuse> {
+        self.own(&lease.0)?;
+        self.settle();
+        let leased = self.leases.remove(lease.0.disarm());
+        self.ledger.give_back(leased.holdings);
+        Ok(())
+    }
+
+    /// Takes a checkpoint slot for the state after exactly `tokens`. Evicts if needed.
+    ///
+    /// # Errors
+    /// [`Misuse::Unaligned`], [`Misuse::PrefixMismatch`], [`Misuse::WrongCache`].
+    pub fn reserve(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Reservation, Misuse> {
+        self.own(&lease.0)?;
+        self.settle();
+        let leased = &self.leases[lease.0.key];
+        check_depth(&self.ledger, tokens.len())?;
+        check_prefix(&self.ledger, leased, tokens)?;
+        let slot = self.ledger.reserve(leased, tokens);
+        Ok(self.pend(lease.0.serial, tokens.len(), slot))
+    }
+
+    /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the positions from the
+    /// lease's depth to the end of `tokens`; exactly those that the tree lacks are adopted.
+    ///
+    /// # Errors
+    /// [`Misuse::LengthMismatch`], [`Misuse::PageOwnership`], [`Misuse::PrefixMismatch`], [`Misuse::NotYourPending`],
+    /// [`Misuse::PoolMode`] with an internal KV pool, whose pages belong to sequences. The pending checkpoint is
+    /// consumed in every case.
+    pub fn publish(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+        pending: Pending,
+    ) -> Result<Published, Misuse> {
+        self.own(&lease.0)?;
+        self.settle();
+        self.check_pending(lease.0.serial, &pending)?;
+        let leased = &self.leases[lease.0.key];
+        check_length("tokens", tokens.len(), pending.depth)?;
+        check_prefix(&self.ledger, leased, tokens)?;
+        check_pages(&self.ledger, leased, tokens.len(), pages)?;
+        let state = self.writing(pending);
+        let leased = &mut self.leases[lease.0.key];
+        Ok(publish(&mut self.ledger, self.inbox.cache, leased, tokens, pages, state))
+    }
+
+    /// [`Cache::commit`] for a sequence whose KV pages are the engine's. See [`Cache::publish`].
+    ///
+    /// # Errors
+    /// As [`Cache::publish`].
+    pub fn commit_pages(&mut self, sequence: &Sequence, pages: &[u32], pending: Pending) -> Result<Published, Misuse> {
+        self.own(&sequence.0)?;
+        self.settle();
+        self.check_pending(sequence.0.serial, &pending)?;
+        let depth = pending.depth;
+        check_pages(&self.ledger, &self.sequences[sequence.0.key].lease, depth, pages)?;
+        let state = self.writing(pending);
+        let running = &mut self.sequences[sequence.0.key];
+        let tokens = &running.tokens[..depth];
+        Ok(publish(&mut self.ledger, self.inbox.cache, &mut running.lease, tokens, pages, state))
+    }
+
+    /// The checkpoint slot that a lease still pins for loading.
+    pub(crate) fn state_of(&self, leased: &Leased) -> Option<u32> {
+        let pin = leased.holdings.checkpoint?;
+        Some(self.ledger.prefixes.pinned_slot(pin))
+    }
+
+    fn leased(&self, lease: &Lease) -> Result<&Leased, Misuse> {
+        self.own(&lease.0)?;
+        Ok(&self.leases[lease.0.key])
+    }
+}
+
+fn check_length(what: &'static str, given: usize, expected: usize) -> Result<(), Misuse> {
+    if given == expected { Ok(()) } else { Err(Misuse::LengthMismatch { what, given, expected }) }
+}
+
+fn check_prefix(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {
+    let Some(node) = leased.holdings.node else { return Ok(()) };
+    let tree = &ledger.prefixes.tree;
+    if tree.agrees(node, tokens) { Ok(()) } else { Err(Misuse::PrefixMismatch { leased: leased.depth }) }
+}
+
+fn check_pages(ledger: &Ledger, leased: &Leased, depth: usize, pages: &[u32]) -> Result<(), Misuse> {
+    if ledger.allocates_kv() {
+        return Err(Misuse::PoolMode("the cache owns the kv pages: commit a sequence instead"));
+    }
+    let new = depth.saturating_sub(leased.depth);
+    let expected = if ledger.has_kv() { new / ledger.prefixes.grid.page } else { 0 };
+    check_length("pages", pages.len(), expected)?;
+    ledger.prefixes.kv.check_adoptable(pages)
+}
+
+fn publish(
+    ledger: &mut Ledger,
+    cache: u64,
+    leased: &mut Leased,
+    tokens: &[u32],
+    pages: &[u32],
+    state: Slot<Checkpoint>,
+) -> Published {
+    if let Err(skip) = ledger.check_current(leased) {
+        ledger.give_back(Holdings { state: Some(state), ..Holdings::default() });
+        return Published { outcome: Commit::Skipped(skip), canonical: pages.to_vec(), duplicates: pages.to_vec() };
+    }
+    let adopted = pages.iter().map(|&id| ledger.prefixes.kv.adopt(id)).collect();
+    let (outcome, duplicates) = ledger.publish(cache, leased, tokens, adopted, state);
+    let duplicates = duplicates.into_iter().map(|page| ledger.prefixes.kv.hand_back(page)).collect();
+    let canonical = leased.holdings.node.map_or_else(Vec::new, |node| {
+        let path = ledger.prefixes.tree.path_pages(node);
+        path[path.len() - pages.len()..].to_vec()
+    });
+    Published { outcome: outcome.into(), canonical, duplicates }
+}

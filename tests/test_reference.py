@@ -1,0 +1,255 @@
+"""The reference against hand-worked cases: the oracle must not need an oracle."""
+
+import pytest
+import torch
+from radixstate.reference.cache import ReferenceCache
+from radixstate.reference.codec import decode, encode, scale_dtype
+from radixstate.reference.parts import Misuse, NeverFits, Running, Shortage, Skipped, Stored
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def small_cache(**sizes: int) -> ReferenceCache:
+    defaults = {
+        "page_size": 2,
+        "checkpoint_stride": 4,
+        "kv_pages": 8,
+        "active_slots": 2,
+        "checkpoint_slots": 2,
+    }
+    return ReferenceCache(**(defaults | sizes))
+
+
+def run(cache: ReferenceCache, tokens: list[int], depth: int) -> Stored | Skipped:
+    """A whole request which caches the state at `depth`."""
+    seq = cache.start(tokens)
+    cache.loaded(seq)
+    outcome = store(cache, seq, depth)
+    cache.finish(seq)
+    return outcome
+
+
+def store(cache: ReferenceCache, seq: Running, depth: int) -> Stored | Skipped:
+    pending = cache.reserve_checkpoint(seq, depth, seq.slots[0] if seq.slots else None)
+    return pending if isinstance(pending, Skipped) else cache.commit(seq, pending)
+
+
+def test_a_hit_leaves_the_last_token_to_compute() -> None:
+    cache = small_cache()
+    run(cache, [1, 2, 3, 4, 5], 4)
+    assert cache.lookup([1, 2, 3, 4]).length == 0
+    assert cache.lookup([1, 2, 3, 4, 9]).length == 4
+
+
+def test_reasons_of_a_miss() -> None:
+    cache = small_cache()
+    run(cache, list(range(9)), 8)
+    assert cache.lookup([7, 8, 9]).reason == "no_prefix"
+    assert cache.lookup([0, 1, 9]).reason == "unaligned"
+    branch = cache.lookup([0, 1, 2, 3, 9])
+    assert (branch.reason, branch.branch, branch.kv_length) == ("no_state", 4, 4)
+
+
+def test_a_branch_is_not_named_where_a_state_is_being_written() -> None:
+    cache = small_cache()
+    run(cache, list(range(9)), 8)
+    step = cache.begin_step()
+    run(cache, list(range(9)), 4)
+    waiting = cache.lookup([0, 1, 2, 3, 9])
+    assert (waiting.reason, waiting.branch) == ("not_ready", None)
+    cache.retire_step(step)
+    assert cache.lookup([0, 1, 2, 3, 9]).length == 4
+
+
+def test_duplicate_pages_are_replaced_and_named() -> None:
+    cache = small_cache()
+    first, second = cache.start([1, 2, 3, 4, 5]), cache.start([1, 2, 3, 4, 5])
+    for seq in (first, second):
+        cache.loaded(seq)
+    pending = cache.reserve_checkpoint(second, 4, second.slots[0])
+    assert store(cache, first, 4).replaced is None
+    assert cache.commit(second, pending) == Skipped("duplicate")
+    assert cache.pages_of(second)[:2] == cache.pages_of(first)[:2]
+    assert cache.usage("kv") == (8, 4, 2, 0, 2, 0, 0)
+
+
+def test_evicting_a_state_keeps_pages_that_others_need() -> None:
+    cache = small_cache()
+    run(cache, list(range(9)), 4)
+    run(cache, list(range(9)), 8)
+    assert cache.evict("checkpoint", 1) == (0, 1), "the older one is inside the path: only the state goes"
+    assert cache.lookup(list(range(9))).length == 8
+    assert cache.evict("checkpoint", 1) == (4, 1), "the last one takes the whole path along"
+
+
+def test_a_hit_renews_only_the_state_it_loads() -> None:
+    cache = small_cache()
+    run(cache, [1, 2, 3, 4, 5], 4)
+    run(cache, [6, 7, 8, 9, 5], 4)
+    cache.finish(cache.start([1, 2, 3, 4, 5]))
+    cache.evict("kv", 1)
+    assert cache.lookup([1, 2, 3, 4, 5]).length == 4
+    assert cache.lookup([6, 7, 8, 9, 5]).length == 0
+
+
+def test_the_pin_on_a_state_ends_when_it_was_loaded() -> None:
+    cache = small_cache()
+    run(cache, [1, 2, 3, 4, 5], 4)
+    seq = cache.start([1, 2, 3, 4, 5])
+    assert cache.usage("checkpoint").pinned == 1
+    cache.loaded(seq)
+    assert cache.evict("checkpoint", 1) == (0, 1), "its pages are still in use"
+    cache.finish(seq)
+    assert cache.usage("kv").free == 8, "a bare path goes with its last pin"
+
+
+def test_a_shortage_changes_nothing() -> None:
+    cache = small_cache(kv_pages=5)
+    run(cache, [1, 2, 3, 4, 5], 4)
+    cache.start([6, 7, 8, 9])
+    before = [cache.usage(pool) for pool in ("kv", "active", "checkpoint")]
+    with pytest.raises(Shortage) as short:
+        cache.start([1, 2, 3, 4, 5, 6, 7])
+    assert (short.value.pool, short.value.wanted, short.value.free, short.value.evictable) == ("kv", 2, 1, 0)
+    assert before == [cache.usage(pool) for pool in ("kv", "active", "checkpoint")]
+    with pytest.raises(NeverFits):
+        cache.start(list(range(11)))
+
+
+def test_a_start_evicts_exactly_the_shortfall() -> None:
+    cache = small_cache(kv_pages=6)
+    run(cache, [1, 2, 3, 4, 5], 4)
+    run(cache, [6, 7, 8, 9, 5], 4)
+    cache.start([5] * 8)
+    assert cache.usage("kv") == (6, 0, 4, 2, 0, 0, 0)
+
+
+def test_what_is_given_back_waits_for_the_steps_begun_before() -> None:
+    cache = small_cache()
+    first, second = cache.begin_step(), cache.begin_step()
+    run(cache, [1, 2, 3, 4, 5], 4)
+    cache.retire_step(second)
+    assert cache.usage("active").retiring == 1
+    assert cache.lookup([1, 2, 3, 4, 5]).length == 4, "the step that wrote the state has retired"
+    assert cache.usage("kv").pinned == 2
+    cache.retire_step(first)
+    cache.retire_step(first)
+    assert cache.usage("active").free == 2
+    assert cache.usage("kv").evictable == 2
+
+
+def test_a_refused_state_is_withdrawn() -> None:
+    cache = small_cache()
+    step = cache.begin_step()
+    stored = run(cache, [1, 2, 3, 4, 5], 4)
+    cache.retire_step(step, [stored.serial])
+    assert cache.lookup([1, 2, 3, 4, 5]).reason == "no_prefix"
+    assert cache.usage("checkpoint").free == 2
+    assert not cache.refuse(stored.serial)
+
+
+def test_reset_lets_live_sequences_finish_and_refuses_their_states() -> None:
+    cache = small_cache()
+    run(cache, [1, 2, 3, 4, 5], 4)
+    match = cache.lookup([1, 2, 3, 4, 5])
+    seq = cache.start([1, 2, 3, 4, 5, 6, 7, 8])
+    pages = cache.pages_of(seq)
+    cache.reset()
+    cache.loaded(seq)
+    assert cache.lookup([1, 2, 3, 4, 5]).reason == "no_prefix"
+    assert cache.pages_of(seq) == pages
+    assert store(cache, seq, 8) == Skipped("reset")
+    with pytest.raises(Misuse, match="stale"):
+        cache.lease(match)
+    cache.finish(seq)
+    assert cache.usage("kv").free == 8
+    assert cache.usage("checkpoint").free == 2
+
+
+def test_claiming_filling_and_shrinking() -> None:
+    cache = small_cache()
+    seq = cache.start([1, 2, 3], reserve=2)
+    assert len(seq.private) == 1
+    cache.grow(seq, 6)
+    assert (seq.claimed, len(seq.private)) == (8, 4)
+    cache.append(seq, [4, 5])
+    with pytest.raises(Misuse, match="not_claimed"):
+        cache.append(seq, [6, 7, 8, 9])
+    cache.shrink(seq)
+    assert (seq.claimed, len(seq.private)) == (5, 3)
+
+
+def test_an_engine_learns_what_was_adopted_and_what_was_evicted() -> None:
+    cache = small_cache(kv_external=True, active_external=True)
+    lease = cache.lease(cache.lookup([1, 2, 3, 4, 5]))
+    other = cache.lease(cache.lookup([1, 2, 3, 4, 5]))
+    first = cache.publish(lease, [1, 2, 3, 4], [3, 5], cache.reserve(lease, [1, 2, 3, 4]))
+    assert (first.canonical, first.duplicates) == ([3, 5], [])
+    pending = cache.reserve(other, [1, 2, 3, 4, 5, 6, 7, 8])
+    with pytest.raises(Misuse, match="page_ownership"):
+        cache.publish(other, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4], pending)
+    longer = cache.publish(other, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 7, 8], pending)
+    assert (longer.canonical, longer.duplicates) == ([3, 5, 7, 8], [1, 2])
+    cache.release(lease)
+    cache.release(other)
+    cache.evict("kv", 4)
+    assert sorted(cache.take_freed("kv")) == [3, 5, 7, 8]
+    assert cache.take_freed("kv") == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k_axis", [-1, -2])
+def test_each_k_channel_has_its_own_scale(dtype: torch.dtype, k_axis: int) -> None:
+    state = torch.ones(2, 3, 5).to(dtype)
+    channel = state.movedim(k_axis, 0)
+    channel[1] *= 64
+    q, scale = encode(state, k_axis=k_axis)
+    assert scale.shape == (2, state.shape[k_axis])
+    assert scale.dtype == scale_dtype(dtype)
+    assert (q == 127).all(), "every channel is constant, so each element is its largest"
+    torch.testing.assert_close(decode(q, scale, k_axis=k_axis, dtype=dtype), state, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoding_stays_within_half_a_step(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    state = torch.randn(4, 16, 8).to(dtype)
+    q, scale = encode(state, k_axis=-1)
+    error = (q.float() * scale.float().unsqueeze(-2) - state.float()).abs()
+    assert (error <= scale.float().unsqueeze(-2) * 0.5001).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_second_round_trip_changes_no_code(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    q, scale = encode(torch.randn(4, 16, 8).to(dtype), k_axis=-2)
+    again, _ = encode(decode(q, scale, k_axis=-2, dtype=dtype), k_axis=-2)
+    assert torch.equal(again, q)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_finite_value_reloads_finite(dtype: torch.dtype) -> None:
+    state = torch.full((1, 2, 3), torch.finfo(dtype).max, dtype=dtype)
+    loaded = decode(*encode(state, k_axis=-1), k_axis=-1, dtype=dtype)
+    assert loaded.isfinite().all()
+    torch.testing.assert_close(loaded.float(), state.float(), rtol=2**-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_a_channel_that_is_not_finite_is_marked_and_empty(bad: float) -> None:
+    state = torch.ones(1, 4, 3)
+    state[0, 2, 1] = bad
+    q, scale = encode(state, k_axis=-1)
+    assert scale.isnan().tolist() == [[False, True, False]]
+    assert (q[..., 1] == 0).all()
+    assert (q[..., 0] == 127).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_channels_are_exact_and_tiny_ones_vanish(dtype: torch.dtype) -> None:
+    tiny = 1e-8 / 127 / 2 * 0.99  # under half a step of the smallest scale
+    for value in (0.0, tiny):
+        state = torch.full((1, 2, 2), value).to(dtype)
+        q, scale = encode(state, k_axis=-1)
+        assert (q == 0).all()
+        assert scale.isfinite().all()
