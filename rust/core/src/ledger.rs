@@ -144,14 +144,14 @@ impl Ledger {
     }
 
     /// Takes a running state and `pages` pages, evicting exactly the pages that are missing; or changes nothing.
-    pub(crate) fn claim(&mut self, pages: usize) -> Result<(Vec<Slot<Active>>, Vec<Slot<Kv>>), OutOfSlots> {
+    pub(crate) fn claim(&mut self, pages: usize) -> Result<Holdings, OutOfSlots> {
         let external = self.active.config().external;
         if !external && self.active.usage().free == 0 {
             return Err(self.active.short(1));
         }
         let pages = self.claim_pages(pages)?;
-        let slot = if external { Vec::new() } else { vec![self.active.take()?] };
-        Ok((slot, pages))
+        let active = self.active.take_many(usize::from(!external))?;
+        Ok(Holdings { pages, active, ..Holdings::default() })
     }
 
     /// Takes pages, evicting exactly what is missing; or changes nothing.

@@ -204,9 +204,8 @@ impl Cache {
         let pages = self.ledger.pages_for(claimed) - self.ledger.pages_for(hit.length);
         let mut lease = self.ledger.lease(namespace, hit);
         match self.ledger.claim(pages) {
-            Ok((active, pages)) => {
-                lease.holdings.active = active;
-                lease.holdings.pages = pages;
+            Ok(Holdings { pages, active, .. }) => {
+                lease.holdings = Holdings { pages, active, ..lease.holdings };
             }
             Err(short) => {
                 self.ledger.release(lease.holdings);

@@ -55,8 +55,11 @@ impl<T> Steps<T> {
 
     /// The oldest waiting entry that no step in flight can touch any more.
     pub(crate) fn next_retired(&mut self) -> Option<T> {
-        let watermark = self.watermark();
-        self.retiring.pop_front_if(|(step, _)| *step <= watermark).map(|(_, item)| item)
+        let (step, _) = self.retiring.front()?;
+        if *step > self.watermark() {
+            return None;
+        }
+        self.retiring.pop_front().map(|(_, item)| item)
     }
 
     pub(crate) fn retiring(&self) -> impl Iterator<Item = &T> {
