@@ -1,0 +1,73 @@
+# Every target works in a fresh clone: it makes its own virtual environment first. `make help` lists them.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+FUZZ_SECONDS ?= 60
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+NATIVE_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+
+.PHONY: help demo test test-rust test-python bench lint fuzz coverage docs lock ci clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
+
+# Pinned packages, once.
+$(VENV)/.packages: requirements-dev.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python 3.11 or newer is needed, {sys.executable} is {v[0]}.{v[1]}: set PYTHON=")'
+	@command -v cargo >/dev/null || { echo "cargo is needed to build the core: install Rust 1.89 or newer" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+# The native module, whenever a Rust source changed.
+$(VENV)/.native: $(VENV)/.packages $(NATIVE_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --locked
+	touch $@
+
+demo: $(VENV)/.native ## the reuse experiment on a real model: tables, out/demo/reuse.json, out/demo/reuse.png
+	$(BIN)/python benchmarks/reuse.py $(ARGS)
+
+test: test-rust test-python ## Rust and Python tests
+
+test-rust: ## Rust tests alone: needs neither Python nor torch
+	cargo test --locked
+
+test-python: $(VENV)/.native
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.native ## speed of the codec against memcpy
+	cargo run --locked --release --quiet -p radixstate-codec --example bandwidth
+
+lint: $(VENV)/.native ## formatting, clippy, ruff, types, stub against binary
+	cargo fmt --all --check
+	PYO3_PYTHON=$(abspath $(BIN)/python) cargo clippy --locked --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy python/radixstate
+	MYPYPATH=python $(BIN)/python -m mypy.stubtest radixstate._native
+
+fuzz: $(VENV)/.native ## random operations for FUZZ_SECONDS (default 60) on each side of the binding
+	RADIXSTATE_MODEL_SECONDS=$(FUZZ_SECONDS) cargo test --locked --release -p radixstate --test model -- --nocapture
+	timeout --preserve-status --signal=INT $$(( $(FUZZ_SECONDS) + 30 )) \
+		env RADIXSTATE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/test_stateful.py --hypothesis-profile=deep
+
+coverage: ## lines of the core that its tests reach; CONTRIBUTING.md says what it needs
+	cargo llvm-cov --locked -p radixstate --summary-only
+
+docs: $(VENV)/.native ## API documentation: target/doc and out/docs
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps -p radixstate -p radixstate-codec
+	$(BIN)/pdoc -o out/docs radixstate
+
+lock: $(VENV)/.packages ## write requirements-dev.txt anew from what is installed
+	tools/lock.sh $(BIN)/pip > requirements-dev.txt.new
+	mv requirements-dev.txt.new requirements-dev.txt
+	touch $(VENV)/.packages
+
+ci: lint test ## what CI runs
+
+clean: ## remove everything that was built
+	rm -rf target out $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find python -name '*.so' -delete
