@@ -112,7 +112,7 @@ class Knee:
 
 def default_settings(slots: int, seed: int) -> Settings:
     """Values of K below, between and beyond N, 2N and what equal bytes buy: about two minutes at N = 32."""
-    return Settings(slots, 256, 16, _multiples(slots, (0.5, 1, 1.5, 2, 3, 4)), seed)
+    return Settings(slots, 256, 16, _multiples(slots, (0.5, 1, 1.5, 2, 2.5, 3)), seed)
 
 
 def full_settings(slots: int, seed: int) -> Settings:

@@ -1,9 +1,9 @@
 """Everything this package raises, in three kinds that never mix.
 
 *Shortage* is normal and has the fields a scheduler acts on: `OutOfSlotsError` (busy) and `NeverFitsError`.
-*Misuse* is the caller's mistake: a subclass of `MisuseError`, which is also a `ValueError`; its message gives the
-rule and the numbers, and nothing has changed. A *bug* of the library poisons the cache: `PoisonedError` from
-then on. `CheckError` and `BudgetError` report what `check()` and a memory plan found.
+*Misuse* is the caller's mistake: a subclass of `MisuseError`, which is also a `ValueError`; its message gives
+the rule and the numbers, and nothing has changed. A *bug* of the library poisons the cache: `PoisonedError`
+from then on. `CheckError` and `BudgetError` report what `check()` and a memory plan found.
 """
 
 from radixstate._native import (

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
     from radixstate.codec import Codec
 
+    Device = str | torch.device
+    Given = torch.Tensor | Sequence[torch.Tensor]
+
 Layout = Literal["k_last", "v_last"]
-"""`k_last`: a head's matrix is (d_v, d_k), as in sglang and vLLM. `v_last`: (d_k, d_v), as in transformers."""
+"""`k_last`: a head's matrix is (d_v, d_k), as in sglang and vLLM; `v_last`: (d_k, d_v), as transformers."""
 
 Format = Literal["int8", "bf16", "native"]
 """How checkpoints are kept: int8 with one scale per k-channel, rounded once to bfloat16, or bit for bit."""
@@ -27,7 +30,7 @@ Format = Literal["int8", "bf16", "native"]
 Pairs = Iterable[tuple[int, int]]
 """(source slot, destination slot) of each copy."""
 
-_STATE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_DTYPE = {"bfloat16": "bfloat16", "float16": "float32", "float32": "float32"}
 
 
@@ -52,7 +55,7 @@ class ConvSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of one layer and slot."""
-        return prod(self.shape) * _STATE_BYTES[self.dtype]
+        return prod(self.shape) * _WIDTH[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +93,9 @@ class StateSpec:
     def from_config(cls, config: Any, *, dtype: str | None = None) -> Self:
         """The spec of a transformers model, in the shapes of transformers' own cache.
 
-        Known are Qwen3-Next, Qwen3.5 (dense and MoE), OlmoHybrid, Kimi Linear and Mamba2. Their recurrent states
-        are float32 whatever the model's type; the conv window has the model's type and as many columns as the kernel.
+        Known are Qwen3-Next, Qwen3.5 (dense and MoE), OlmoHybrid, Kimi Linear and Mamba2. Their recurrent
+        states are float32 whatever the model's type; the conv window has the model's type and as many columns
+        as the kernel.
 
         Args:
             config: a transformers config; of a multimodal one the text part is taken.
@@ -131,7 +135,7 @@ class StateSpec:
     @property
     def state_bytes(self) -> int:
         """Bytes of one sequence's recurrent state, all layers, at its own type."""
-        return self._elements * _STATE_BYTES[self.dtype]
+        return self._elements * _WIDTH[self.dtype]
 
     @property
     def conv_bytes(self) -> int:
@@ -148,8 +152,8 @@ class StateSpec:
         _require_format(format)
         if format == "int8":
             scales = self.layers * self.heads * self.d_k
-            return self._elements + scales * _STATE_BYTES[self.scale_dtype] + self.conv_bytes
-        width = _STATE_BYTES["bfloat16" if format == "bf16" else self.dtype]
+            return self._elements + scales * _WIDTH[self.scale_dtype] + self.conv_bytes
+        width = _WIDTH["bfloat16" if format == "bf16" else self.dtype]
         return self._elements * width + self.conv_bytes
 
     @property
@@ -195,50 +199,249 @@ _READERS: dict[str, Callable[[Any], _Heads]] = {
 }
 
 
-class ActivePool:
-    """Full-precision states of running sequences, by slot.
+@dataclass(frozen=True)
+class Rows:
+    """Tensors by slot: one of shape (slots + 1, *shape) for each layer.
 
-    Either the pool allocates its tensors, or `bind` takes an engine's.
+    Attributes:
+        layers: the tensors, all with the same strides.
+        whole: the tensor (layers, slots + 1, *shape) they are views of, if there is one.
     """
 
-    def __init__(self, spec: StateSpec, slots: int, *, device: str | torch.device = "cpu") -> None:
-        """Allocates zeroed tensors: state (layers, slots + 1, heads, *matrix), conv[i] (layers, slots + 1, *shape).
+    layers: tuple[torch.Tensor, ...]
+    whole: torch.Tensor | None
+
+    @classmethod
+    def zeros(cls, layers: int, rows: int, shape: tuple[int, ...], dtype: str, device: Device) -> Self:
+        """Allocates one zeroed tensor for all layers."""
+        import torch
+
+        whole = torch.zeros(layers, rows, *shape, dtype=getattr(torch, dtype), device=device)
+        return cls(whole.unbind(0), whole)
+
+    @classmethod
+    def bind(cls, name: str, given: Given, layers: int, shape: tuple[int, ...], dtype: str) -> Self:
+        """Takes an engine's tensors if they have `shape` behind the row axis, `dtype` and even strides."""
+        whole = None if isinstance(given, Sequence) else given
+        tensors = tuple(given)
+        if len(tensors) != layers:
+            raise TensorError(f"{name}: {len(tensors)} layers given, the spec has {layers}")
+        for tensor in tensors:
+            _require_tensor(name, tensor, like=tensors[0], shape=shape, dtype=dtype)
+        return cls(tensors, whole)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, the padding sink's included."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.layers)
+
+    def row(self, slot: int) -> torch.Tensor:
+        """A view (layers, *shape) of one slot."""
+        if self.whole is None:
+            raise TensorError(
+                "the pool is bound to one tensor per layer: no view covers a slot of all layers"
+            )
+        return self.whole[:, slot]
+
+
+def _require_tensor(
+    name: str, tensor: torch.Tensor, *, like: torch.Tensor, shape: tuple[int, ...], dtype: str
+) -> None:
+    """Refuses a tensor that cannot be one layer of a pool, giving the rule and what was found."""
+    found = tuple(tensor.shape)
+    if found[1:] != shape or found[0] < 2:
+        wanted = ", ".join(map(str, shape))
+        raise TensorError(f"{name}: a layer must be (slots + 1, {wanted}) with at least 1 slot, got {found}")
+    if str(tensor.dtype) != f"torch.{dtype}":
+        raise TensorError(f"{name}: the spec says {dtype}, got {str(tensor.dtype).removeprefix('torch.')}")
+    if tensor.device != like.device:
+        raise TensorError(f"{name}: all layers must share one device, got {like.device} and {tensor.device}")
+    if tensor.shape[0] != like.shape[0]:
+        raise TensorError(f"{name}: all layers must have {like.shape[0]} rows, got {tensor.shape[0]}")
+    if tensor.stride() != like.stride():
+        raise TensorError(
+            f"{name}: all layers must have the strides of the first, {like.stride()}, got {tensor.stride()}"
+        )
+    if not tensor[0].is_contiguous():
+        raise TensorError(
+            f"{name}: a slot must be contiguous, got shape {found} with strides {tensor.stride()}"
+        )
+
+
+class _Pool:
+    """Tensors by slot, of one spec, on one device."""
+
+    def __init__(self, spec: StateSpec, state: Rows, conv: tuple[Rows, ...]) -> None:
+        self.spec = spec
+        self.slots = state.layers[0].shape[0] - 1
+        self.device = state.layers[0].device
+        self.state_rows = state
+        self.conv_rows = conv
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, padding sinks included."""
+        return self.state_rows.nbytes + sum(rows.nbytes for rows in self.conv_rows)
+
+    def state(self, slot: int) -> torch.Tensor:
+        """A view (layers, heads, *matrix) of the recurrent state in a slot, as it is kept here."""
+        return self.state_rows.row(self._known(slot))
+
+    def conv(self, index: int, slot: int) -> torch.Tensor:
+        """A view (layers, *shape) of one convolution window of a slot."""
+        return self.conv_rows[index].row(self._known(slot))
+
+    def _known(self, slot: int) -> int:
+        if not 1 <= slot <= self.slots:
+            raise SlotError(f"slot {slot} is not in 1..={self.slots} (row 0 is the padding sink)")
+        return slot
+
+
+class ActivePool(_Pool):
+    """Full-precision states of running sequences, by slot.
+
+    Either the pool allocates its tensors, or `bind` takes an engine's:
+    state (layers, slots + 1, heads, *matrix) and conv[i] (layers, slots + 1, *shape).
+    """
+
+    def __init__(self, spec: StateSpec, slots: int, *, device: Device = "cpu") -> None:
+        """Allocates zeroed tensors.
 
         Raises:
             ConfigError: `slots` is below 1.
         """
-        self._hold(spec, slots, _zeros(spec, slots, spec.dtype, device), _conv_zeros(spec, slots, device))
+        _require_slots("active", slots)
+        state = Rows.zeros(spec.layers, slots + 1, (spec.heads, *spec.matrix), spec.dtype, device)
+        super().__init__(spec, state, _conv_zeros(spec, slots, device))
 
     @classmethod
-    def bind(
-        cls,
-        spec: StateSpec,
-        *,
-        state: torch.Tensor | Sequence[torch.Tensor],
-        conv: Sequence[torch.Tensor | Sequence[torch.Tensor]] = (),
-    ) -> Self:
+    def bind(cls, spec: StateSpec, *, state: Given, conv: Sequence[Given] = ()) -> Self:
         """A pool over an engine's tensors, which are used in place.
 
         Args:
             spec: what a slot holds.
-            state: (layers, slots + 1, heads, *matrix), or one tensor (slots + 1, heads, *matrix) per layer.
-            conv: for each window of the spec (layers, slots + 1, *shape), or one tensor per layer.
+            state: (layers, slots + 1, heads, *matrix), or a list, one (slots + 1, heads, *matrix) per layer.
+            conv: for each window of the spec (layers, slots + 1, *shape), or a list, one tensor per layer.
 
         Raises:
-            TensorError: a shape, type, device or stride is not what `spec` says; the message has both.
+            TensorError: a number of tensors, shape, type, device or stride is not as the spec says.
         """
-        rows = (state if hasattr(state, "shape") else state[0]).shape
-        slots = rows[1 if hasattr(state, "shape") else 0] - 1 if len(rows) > 1 else 0
         if len(conv) != len(spec.conv):
             raise TensorError(f"{len(conv)} conv tensors given, the spec has {len(spec.conv)} windows")
-        layers = _per_layer("state", state, spec.layers, (slots + 1, spec.heads, *spec.matrix), spec.dtype)
-        windows = [
-            _per_layer(f"conv[{i}]", given, spec.layers, (slots + 1, *window.shape), window.dtype)
+        bound = Rows.bind("state", state, spec.layers, (spec.heads, *spec.matrix), spec.dtype)
+        windows = tuple(
+            Rows.bind(f"conv[{i}]", given, spec.layers, window.shape, window.dtype)
             for i, (given, window) in enumerate(zip(conv, spec.conv, strict=True))
-        ]
-        devices = sorted({str(tensor.device) for tensors in (layers, *windows) for tensor in tensors})
-        if len(devices) > 1:
-            raise TensorError(f"state and conv must share one device, got {', '.join(devices)}")
+        )
+        first = bound.layers[0]
+        for i, rows in enumerate(windows):
+            other = rows.layers[0]
+            if (other.device, other.shape[0]) != (first.device, first.shape[0]):
+                raise TensorError(
+                    f"conv[{i}]: {other.shape[0]} rows on {other.device}, but state has {first.shape[0]} "
+                    f"on {first.device}"
+                )
         pool = cls.__new__(cls)
-        pool._hold(spec, slots, state if hasattr(state, "shape") else layers, conv)
+        _Pool.__init__(pool, spec, bound, windows)
         return pool
+
+    def clear(self, slot: int) -> None:
+        """Zeroes a slot: the state before the first token."""
+        self._known(slot)
+        for rows in (self.state_rows, *self.conv_rows):
+            for layer in rows.layers:
+                layer[slot].zero_()
+
+
+class CheckpointPool(_Pool):
+    """Encoded states of cached prefixes, by slot.
+
+    state (layers, slots + 1, heads, *matrix) in int8, bfloat16 or the state's own type; for int8 also
+    scale (layers, slots + 1, heads, d_k); conv[i] (layers, slots + 1, *shape).
+    """
+
+    def __init__(
+        self, spec: StateSpec, slots: int, *, format: Format = "int8", device: Device = "cpu"
+    ) -> None:
+        """Allocates zeroed tensors.
+
+        Raises:
+            ConfigError: `slots` is below 1, or the format is unknown.
+        """
+        _require_slots("checkpoint", slots)
+        _require_format(format)
+        dtype = {"int8": "int8", "bf16": "bfloat16", "native": spec.dtype}[format]
+        state = Rows.zeros(spec.layers, slots + 1, (spec.heads, *spec.matrix), dtype, device)
+        super().__init__(spec, state, _conv_zeros(spec, slots, device))
+        self.format = format
+        scales = (spec.layers, slots + 1, (spec.heads, spec.d_k), spec.scale_dtype, device)
+        self.scale_rows = Rows.zeros(*scales) if format == "int8" else None
+        self._codecs: WeakKeyDictionary[ActivePool, Codec] = WeakKeyDictionary()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, padding sinks included."""
+        return super().nbytes + (self.scale_rows.nbytes if self.scale_rows else 0)
+
+    def scale(self, slot: int) -> torch.Tensor:
+        """A view (layers, heads, d_k) of the scales of a slot.
+
+        Raises:
+            TensorError: the format has no scales.
+        """
+        if self.scale_rows is None:
+            raise TensorError(f"a pool of format {self.format} has no scales")
+        return self.scale_rows.row(self._known(slot))
+
+    def store(self, active: ActivePool, pairs: Pairs) -> list[bool]:
+        """Encodes active slots into checkpoint slots, all layers and windows of all pairs at once.
+
+        Args:
+            active: where the running states are.
+            pairs: (active slot, checkpoint slot) each.
+
+        Returns:
+            For each pair whether the state reloads finite. One that does not must not be committed.
+
+        Raises:
+            SlotError: a slot is not in its pool, or two pairs write the same one; nothing was written.
+            TensorError: the pools differ in spec or device.
+        """
+        return self._codec(active).store(list(pairs))
+
+    def load(self, active: ActivePool, pairs: Pairs) -> None:
+        """Decodes checkpoint slots into active slots; `pairs` are (checkpoint slot, active slot) each.
+
+        Raises:
+            SlotError: as `store`.
+            TensorError: as `store`.
+        """
+        self._codec(active).load(list(pairs))
+
+    def _codec(self, active: ActivePool) -> Codec:
+        codec = self._codecs.get(active)
+        if codec is None:
+            from radixstate.codec import build
+
+            codec = self._codecs[active] = build(active, self)
+        return codec
+
+
+def _conv_zeros(spec: StateSpec, slots: int, device: Device) -> tuple[Rows, ...]:
+    windows = ((window.shape, window.dtype) for window in spec.conv)
+    return tuple(Rows.zeros(spec.layers, slots + 1, shape, dtype, device) for shape, dtype in windows)
+
+
+def _require_dtype(what: str, dtype: str) -> None:
+    if dtype not in _WIDTH:
+        raise ConfigError(f"{what}: dtype must be one of {', '.join(_WIDTH)}, got {dtype!r}")
+
+
+def _require_format(format: str) -> None:
+    if format not in get_args(Format):
+        raise ConfigError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+
+
+def _require_slots(pool: str, slots: int) -> None:
+    if slots < 1:
+        raise ConfigError(f"the {pool} pool needs at least 1 slot, got {slots}")

@@ -11,9 +11,8 @@ window and the KV of a cached prefix, prefills the rest, stores checkpoints, and
 
 Where a running request's tensors live:
 
-* recurrent state: in its active slot. The model's cache layer *is* a view of the slot, so nothing is copied.
-* conv window: in the model's cache layer, because transformers keeps one column more (``kernel``) than
-  matters. The other ``kernel - 1`` are copied to the slot when a checkpoint is taken.
+* recurrent state and conv window: in its active slot. The model's cache layer is a view of the slot, so the
+  model reads and writes it in place and nothing is copied.
 * KV: in the model's cache layer while the request runs, and by page in :class:`KvPages` once published.
 
 Written for transformers 5.24; the models' kernels fall back to PyTorch and need no other package.
@@ -60,13 +59,11 @@ class Geometry:
     Attributes:
         spec: the recurrent state and conv windows of all linear layers.
         linear: the linear layers' indices in the model, in order.
-        kernel: columns of transformers' conv window; the last ``kernel - 1`` matter.
         full: the full-attention layers, in order.
     """
 
     spec: StateSpec
     linear: tuple[int, ...]
-    kernel: int
     full: tuple[KvShape, ...]
 
     @classmethod
@@ -91,8 +88,7 @@ class Geometry:
         specs = {_linear_spec(layer, len(linear)) for layer in linear.values()}
         if len(specs) != 1:
             raise ConfigError(f"{len(linear)} linear layers of {len(specs)} shapes: want one shape")
-        kernel = _window(next(iter(linear.values()))).shape[-1]
-        return cls(specs.pop(), tuple(linear), kernel, tuple(full))
+        return cls(specs.pop(), tuple(linear), tuple(full))
 
 
 def state_spec(model: PreTrainedModel) -> StateSpec:
@@ -143,38 +139,32 @@ class KvPages:
 
 
 class RunningState:
-    """The model cache of one running request, whose recurrent states are views of its active slot."""
+    """The model's cache of one running request. Its linear layers are views of the request's active slot."""
 
     def __init__(self, geometry: Geometry, active: ActivePool, slot: int, kv: KvPages) -> None:
-        """Binds to ``slot``, which holds nothing yet: see :meth:`restore`."""
-        self._conv = active.conv(0, slot)
+        """Binds to ``slot``, as if it held nothing; see :meth:`restore`."""
         self._kv = kv
         self._published = 0
-        state = active.state(slot)
-        windows = self._conv.new_zeros(*self._conv.shape[:-1], geometry.kernel)
-        self._linear = [_slot_layer(state[i], windows[i]) for i in range(len(geometry.linear))]
+        states, windows = active.state(slot), active.conv(0, slot)
+        self._linear = [_slot_layer(state, window) for state, window in zip(states, windows, strict=True)]
         self._full = [DynamicLayer() for _ in geometry.full]
-        layers = dict(zip(geometry.linear, self._linear, strict=True))
-        layers |= zip((shape.layer for shape in geometry.full), self._full, strict=True)
+        layers: dict[int, LinearAttentionLayer | DynamicLayer] = {}
+        layers.update(zip(geometry.linear, self._linear, strict=True))
+        layers.update(zip((shape.layer for shape in geometry.full), self._full, strict=True))
         self.model_cache = Cache(layers=[layers[index] for index in sorted(layers)])
 
     def restore(self, pages: Sequence[int], depth: int) -> None:
         """Continues at ``depth`` tokens, whose state the slot and whose KV ``pages`` hold already."""
         if depth == 0:
             return
-        width = self._conv.shape[-1]
-        for layer, window in zip(self._linear, self._conv, strict=True):
-            _window(layer)[0, ..., -width:] = window
-            layer.has_previous_state[0] = True
+        for linear in self._linear:
+            linear.has_previous_state[0] = True
         for full, (keys, values) in zip(self._full, self._kv.read(pages, depth), strict=True):
             full.update(keys, values)
         self._published = depth
 
     def publish(self, pages: Sequence[int], depth: int) -> None:
-        """Makes the slot and ``pages`` hold all of ``depth`` tokens, as a checkpoint of that depth needs."""
-        width = self._conv.shape[-1]
-        for layer, window in zip(self._linear, self._conv, strict=True):
-            window.copy_(_window(layer)[0, ..., -width:])
+        """Writes the KV of all ``depth`` tokens to ``pages``; the slot holds their state anyway."""
         self._kv.write(self._full, pages, self._published, depth)
         self._published = depth
 
@@ -442,13 +432,6 @@ def _slot_layer(state: torch.Tensor, window: torch.Tensor) -> LinearAttentionLay
     return layer
 
 
-def _window(layer: LinearAttentionLayer) -> torch.Tensor:
-    """The conv window of ``layer``, ``(1, channels, kernel)``."""
-    window = layer.conv_states[0]
-    assert window is not None, "a linear layer that ran or was bound has a conv window"
-    return window
-
-
 def _kv(layer: DynamicLayer) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of ``layer``, both ``(1, heads, tokens, d)``."""
     assert layer.keys is not None, "a full-attention layer that ran has keys"
@@ -463,12 +446,12 @@ def _kv_shape(index: int, layer: DynamicLayer) -> KvShape:
 
 
 def _linear_spec(layer: LinearAttentionLayer, layers: int) -> StateSpec:
-    """The spec of ``layers`` layers like this one; a conv window without the column that does not matter."""
-    state, window = layer.recurrent_states[0], _window(layer)
+    """The spec of ``layers`` layers like this one."""
+    state, window = layer.recurrent_states[0], layer.conv_states[0]
     assert state is not None, "a linear layer that ran has a recurrent state"
+    assert window is not None, "a linear layer that ran has a conv window"
     _, heads, d_k, d_v = state.shape
-    _, channels, kernel = window.shape
-    conv = ConvSpec(shape=(channels, kernel - 1), dtype=_name(window.dtype))
+    conv = ConvSpec(shape=tuple(window.shape[1:]), dtype=_name(window.dtype))
     return StateSpec(
         layers=layers, heads=heads, d_k=d_k, d_v=d_v, dtype=_name(state.dtype), layout="v_last", conv=(conv,)
     )
