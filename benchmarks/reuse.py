@@ -275,7 +275,7 @@ def main() -> None:
     caches = contestants(load_tiny_model(torch.float32), settings)
     prompts = make_prompts(settings)
     began = time.perf_counter()
-    with tqdm(total=requests(settings, caches), unit="req") as bar:
+    with tqdm(total=requests(settings, caches), unit="req", mininterval=0.5) as bar:
         rows = run(settings, caches, prompts, bar.update)
     found = knees(rows, settings)
     print(reuse_report.tables(rows, found, settings))

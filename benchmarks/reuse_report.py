@@ -122,7 +122,8 @@ def _plot(rows: Sequence[Row], settings: Settings) -> Figure:
     for column, order in enumerate(ORDERS):
         panels[0][column].set_title(f"probed in {order} order")
         panels[1][column].set_xlabel("distinct prefixes K (dotted: N and 2N)")
-    panels[0][1].legend(fontsize="small")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 

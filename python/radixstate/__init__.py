@@ -8,8 +8,8 @@
 Importing the package does not import torch.
 """
 
-from radixstate._native import Freed, Match, Namespace, Published, Skipped, Stats, Stored, Usage
-from radixstate.cache import Lease, PrefixCache, Sequence
+from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
+from radixstate.cache import Lease, PrefixCache, Published, Sequence, Skipped
 from radixstate.states import ActivePool, CheckpointPool, ConvSpec, StateSpec
 
 __all__ = [

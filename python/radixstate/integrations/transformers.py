@@ -40,13 +40,11 @@ class KvShape:
     """What one full-attention layer keeps per token: keys and values, or the two latents of MLA.
 
     Attributes:
-        layer: index in the model.
         key: shape of one token's key, ``(heads, d)``.
         value: shape of one token's value, ``(heads, d)``.
         dtype: of both.
     """
 
-    layer: int
     key: tuple[int, int]
     value: tuple[int, int]
     dtype: torch.dtype
@@ -57,14 +55,12 @@ class Geometry:
     """What the layers of a model keep, measured on one token instead of derived from a config.
 
     Attributes:
-        spec: the recurrent state and conv windows of all linear layers.
-        linear: the linear layers' indices in the model, in order.
-        full: the full-attention layers, in order.
+        spec: the recurrent states and conv windows of the linear layers.
+        kv: the keys and values of the full-attention layers, in order.
     """
 
     spec: StateSpec
-    linear: tuple[int, ...]
-    full: tuple[KvShape, ...]
+    kv: tuple[KvShape, ...]
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
@@ -75,20 +71,20 @@ class Geometry:
         """
         cache = DynamicCache(config=model.config)
         _forward(model, [0], cache)
-        linear: dict[int, LinearAttentionLayer] = {}
-        full: list[KvShape] = []
+        linear: list[LinearAttentionLayer] = []
+        full: list[DynamicLayer] = []
         for index, layer in enumerate(cache.layers):
-            if type(layer) is LinearAttentionLayer and layer.number_of_states == 1:
-                linear[index] = layer
+            if type(layer) is LinearAttentionLayer and layer.recurrent_states[0] is not None:
+                linear.append(layer)
             elif type(layer) is DynamicLayer:
-                full.append(_kv_shape(index, layer))
+                full.append(layer)
             else:
                 kind = type(layer).__name__
-                raise ConfigError(f"layer {index} keeps a {kind}: want linear or full attention layers only")
-        specs = {_linear_spec(layer, len(linear)) for layer in linear.values()}
+                raise ConfigError(f"layer {index} keeps a {kind}: neither recurrent nor full attention")
+        specs = {_linear_spec(layer, len(linear)) for layer in linear}
         if len(specs) != 1:
-            raise ConfigError(f"{len(linear)} linear layers of {len(specs)} shapes: want one shape")
-        return cls(specs.pop(), tuple(linear), tuple(full))
+            raise ConfigError(f"{len(linear)} linear layers of {len(specs)} shapes: one shape is needed")
+        return cls(specs.pop(), tuple(map(_kv_shape, full)))
 
 
 def state_spec(model: PreTrainedModel) -> StateSpec:
@@ -141,17 +137,15 @@ class KvPages:
 class RunningState:
     """The model's cache of one running request. Its linear layers are views of the request's active slot."""
 
-    def __init__(self, geometry: Geometry, active: ActivePool, slot: int, kv: KvPages) -> None:
+    def __init__(self, model: PreTrainedModel, active: ActivePool, slot: int, kv: KvPages) -> None:
         """Binds to ``slot``, as if it held nothing; see :meth:`restore`."""
+        self.model_cache = DynamicCache(config=model.config)
+        self._linear = [layer for layer in self.model_cache.layers if isinstance(layer, LinearAttentionLayer)]
+        self._full = [layer for layer in self.model_cache.layers if isinstance(layer, DynamicLayer)]
         self._kv = kv
         self._published = 0
-        states, windows = active.state(slot), active.conv(0, slot)
-        self._linear = [_slot_layer(state, window) for state, window in zip(states, windows, strict=True)]
-        self._full = [DynamicLayer() for _ in geometry.full]
-        layers: dict[int, LinearAttentionLayer | DynamicLayer] = {}
-        layers.update(zip(geometry.linear, self._linear, strict=True))
-        layers.update(zip((shape.layer for shape in geometry.full), self._full, strict=True))
-        self.model_cache = Cache(layers=[layers[index] for index in sorted(layers)])
+        for layer, state, window in zip(self._linear, active.state(slot), active.conv(0, slot), strict=True):
+            _bind(layer, state, window)
 
     def restore(self, pages: Sequence[int], depth: int) -> None:
         """Continues at ``depth`` tokens, whose state the slot and whose KV ``pages`` hold already."""
@@ -199,7 +193,6 @@ class Request:
         sequence: the cache's side: slot, pages, what was reused.
         position: tokens the running state has consumed.
         tokens: generated so far. The last one is not part of the state yet.
-        logits: ``(vocabulary,)``, after ``position`` tokens; None before the first piece of the prefill.
         checkpoints: what became of each checkpoint that was tried.
     """
 
@@ -215,14 +208,27 @@ class Request:
         self.sequence = sequence
         self.position = sequence.reused
         self.tokens: list[int] = []
-        self.logits: torch.Tensor | None = None
         self.checkpoints: list[Stored | Skipped] = []
+        self._logits: torch.Tensor | None = None
         self._model = model
         self._cache = cache
         self._state = state
         self._chunk = chunk
         self._prompt = list(sequence.tokens)
+        # The deepest depth that a prompt like this one can reuse, and the point where it left a cached one.
+        self._stops = {cache.legal_depth(len(self._prompt) - 1), sequence.match.branch}
         state.restore(sequence.pages, sequence.reused)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``(vocabulary,)``, after ``position`` tokens.
+
+        Raises:
+            MisuseError: nothing of the prompt has been run.
+        """
+        if self._logits is None:
+            raise MisuseError(f"no logits after the {self.position} tokens reused: prefill first")
+        return self._logits
 
     def prefill(self) -> None:
         """Runs the rest of the prompt."""
@@ -235,11 +241,11 @@ class Request:
         Returns:
             Whether some of the prompt is left.
         """
-        stops = self._checkpoint_depths()
-        end = min([len(self._prompt), self.position + self._chunk, *(d for d in stops if d > self.position)])
+        ahead = [stop for stop in self._stops if stop is not None and stop > self.position]
+        end = min(len(self._prompt), self.position + self._chunk, *ahead)
         if end > self.position:
             self._run(self._prompt[self.position : end])
-            if end in stops:
+            if end in ahead:
                 self.checkpoint()
         return end < len(self._prompt)
 
@@ -251,16 +257,20 @@ class Request:
             checkpoint: store the state at the deepest legal depth that this call reaches.
 
         Raises:
-            OutOfSlotsError: too few pages are left; nothing was generated.
+            OutOfSlotsError: too few pages just now; nothing was generated.
+            NeverFitsError: more than all pages are needed; nothing was generated.
+            MisuseError: part of the prompt has not been run.
         """
+        if self.position < len(self._prompt):
+            raise MisuseError(f"decode after {self.position} of {len(self._prompt)} tokens: prefill first")
         reached = len(self._prompt) + max(len(self.tokens) + n - 1, 0)
         self.sequence.grow(max(reached - self.sequence.claimed, 0))
-        stop = self._cache.legal_depth(reached) if checkpoint else 0
+        stop = self._cache.legal_depth(reached) if checkpoint else None
         for _ in range(n):
             self._feed_last()
             if self.position == stop:
                 self.checkpoint()
-            self.tokens.append(self._greedy())
+            self.tokens.append(int(self.logits.argmax()))
         return self.tokens[len(self.tokens) - n :]
 
     def checkpoint(self) -> Stored | Skipped:
@@ -288,18 +298,6 @@ class Request:
         """Finishes, or aborts on an exception."""
         self.sequence.__exit__(kind, error, trace)
 
-    def _checkpoint_depths(self) -> set[int]:
-        """Where the prefill is cut: the branch point, and the deepest depth a like prompt could reuse."""
-        depths = {self._cache.legal_depth(len(self._prompt) - 1)}
-        if self.sequence.match.branch is not None:
-            depths.add(self.sequence.match.branch)
-        return depths
-
-    def _greedy(self) -> int:
-        if self.logits is None:
-            raise MisuseError("decode before prefill: there are no logits to take a token from")
-        return int(self.logits.argmax())
-
     def _feed_last(self) -> None:
         """Runs the token generated last. Right after the prefill there is none."""
         if self.tokens:
@@ -307,7 +305,7 @@ class Request:
             self._run(self.tokens[-1:])
 
     def _run(self, tokens: list[int]) -> None:
-        self.logits = _forward(self._model, tokens, self._state.model_cache)
+        self._logits = _forward(self._model, tokens, self._state.model_cache)
         self.position += len(tokens)
 
 
@@ -332,14 +330,14 @@ class PrefixServer:
         geometry = Geometry.of(model)
         if cache.spec != geometry.spec:
             raise ConfigError(f"cache of {cache.spec}: the model keeps {geometry.spec}")
-        if geometry.full and not cache.kv_pages:
-            raise ConfigError(f"cache of 0 kv pages: {len(geometry.full)} layers keep keys and values")
+        pages = cache.usage("kv").capacity
+        if geometry.kv and not pages:
+            raise ConfigError(f"cache of 0 kv pages: {len(geometry.kv)} layers keep keys and values")
         if chunk < 1:
             raise ConfigError(f"chunk of {chunk} tokens: want at least 1")
         self.cache = cache
-        self.kv = KvPages(geometry.full, cache.kv_pages, cache.page_size, model.device)
+        self.kv = KvPages(geometry.kv, pages, cache.page_size, model.device)
         self._model = model
-        self._geometry = geometry
         self._chunk = chunk
 
     def start(
@@ -365,7 +363,7 @@ class PrefixServer:
             no_store=no_store,
         )
         try:
-            state = RunningState(self._geometry, self.cache.active, sequence.slot, self.kv)
+            state = RunningState(self._model, self.cache.active, sequence.slot, self.kv)
             return Request(self._model, self.cache, sequence, state, self._chunk)
         except BaseException:
             sequence.abort()
@@ -395,7 +393,6 @@ class PrefixServer:
         with self.start(tokens, decode=n, namespace=namespace, no_read=no_read, no_store=no_store) as request:
             request.prefill()
             logits = request.logits
-            assert logits is not None, "a prompt's last token is never reused, so the prefill runs it"
             prefilled = time.perf_counter()
             generated = request.decode(n, checkpoint=checkpoint_end)
         return Result(
@@ -417,19 +414,16 @@ def _forward(model: PreTrainedModel, tokens: Sequence[int], cache: Cache) -> tor
     return logits[0, -1]
 
 
-def _slot_layer(state: torch.Tensor, window: torch.Tensor) -> LinearAttentionLayer:
-    """A layer that updates ``state`` ``(heads, d_k, d_v)`` and ``window`` ``(channels, kernel)`` in place.
+def _bind(layer: LinearAttentionLayer, state: torch.Tensor, window: torch.Tensor) -> None:
+    """Makes a fresh layer run in ``state`` ``(heads, d_k, d_v)`` and ``window`` ``(channels, kernel)``.
 
-    It is as if nothing had been run: the model reads them only once ``has_previous_state`` is set.
+    The model writes them, and reads them only once ``has_previous_state`` is set.
     """
-    layer = LinearAttentionLayer()
     layer.recurrent_states[0] = state.unsqueeze(0)
     layer.conv_states[0] = window.unsqueeze(0)
     layer.is_recurrent_states_initialized[0] = True
     layer.is_conv_states_initialized[0] = True
     layer.conv_kernel_size[0] = window.shape[-1]
-    layer.device, layer.dtype = window.device, window.dtype
-    return layer
 
 
 def _kv(layer: DynamicLayer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -439,10 +433,10 @@ def _kv(layer: DynamicLayer) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.keys, layer.values
 
 
-def _kv_shape(index: int, layer: DynamicLayer) -> KvShape:
+def _kv_shape(layer: DynamicLayer) -> KvShape:
     keys, values = _kv(layer)
     (_, k_heads, _, k_dim), (_, v_heads, _, v_dim) = keys.shape, values.shape
-    return KvShape(index, (k_heads, k_dim), (v_heads, v_dim), keys.dtype)
+    return KvShape((k_heads, k_dim), (v_heads, v_dim), keys.dtype)
 
 
 def _linear_spec(layer: LinearAttentionLayer, layers: int) -> StateSpec:

@@ -276,7 +276,12 @@ class ReferenceCache:
 
     def take_slot(self, seq: Running) -> int:
         """One more active slot."""
-        seq.slots += self.pools["active"].take(self._spare_slots())
+        active = self.pools["active"]
+        if active.external:
+            raise Misuse("pool_mode")
+        if len(seq.slots) == active.capacity:
+            raise NeverFits("active", len(seq.slots) + 1, active.capacity)
+        seq.slots += active.take(self._spare_slots())
         return seq.slots[-1]
 
     def finish(self, seq: Running) -> None:

@@ -1,7 +1,28 @@
-//! Python binding.
+//! Python binding of radixstate: converts, calls, maps errors. Decides nothing.
+
+mod cache;
+mod codec;
+mod counters;
+mod errors;
+mod handles;
+mod request;
+mod results;
+mod tensor;
+mod tokens;
+
 use pyo3::prelude::*;
 
-#[pymodule]
-fn _native(_m: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+/// The native core of radixstate.
+// Tokens are read in place, which is sound because whoever writes to a buffer holds the GIL.
+#[pymodule(gil_used = true)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::register(module)?;
+    module.add_class::<cache::Cache>()?;
+    module.add_class::<request::Namespace>()?;
+    module.add_class::<request::Request>()?;
+    handles::register(module)?;
+    results::register(module)?;
+    counters::register(module)?;
+    codec::register(module)
 }

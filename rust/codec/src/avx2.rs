@@ -67,9 +67,7 @@ impl Avx2 {
     #[inline(always)]
     fn pack16(self, low: __m256i, high: __m256i) -> __m256i {
         // SAFETY: `self` proves AVX2.
-        unsafe {
-            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))
-        }
+        unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high)) }
     }
 
     #[inline(always)]

@@ -84,11 +84,11 @@ impl Backend {
     }
 }
 
+#[cfg(not(target_arch = "x86_64"))]
+use Element as Kernel;
 /// What an element type needs for every backend of this CPU.
 #[cfg(target_arch = "x86_64")]
 use simd::Lanes as Kernel;
-#[cfg(not(target_arch = "x86_64"))]
-use Element as Kernel;
 
 fn store_scalar<E: Element>(mut share: Share<'_>, refuse: impl Fn(usize)) {
     let spec = share.spec();

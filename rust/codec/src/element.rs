@@ -241,4 +241,24 @@ mod tests {
         (0..=Fp32::LARGEST).step_by(9973).for_each(check::<Fp32>);
         check::<Fp32>(Fp32::LARGEST);
     }
+
+    #[test]
+    fn storing_a_loaded_element_again_with_its_scale_is_exact() {
+        fn check<E: Element>(amax: u32, x: u32) {
+            let s = E::Scale::to_f32(scale::<E>(amax));
+            let q = quantize(E::to_f32(x), s);
+            let again = quantize(E::to_f32(dequantize::<E>(q, s)), s);
+            assert_eq!(q, again, "amax {amax:#x}, x {x:#x}");
+        }
+        fn check_channel<E: Element>(amax: u32) {
+            (0..=127).for_each(|i| check::<E>(amax, E::round(E::to_f32(amax) * (i as f32 / STEPS))));
+            (amax.saturating_sub(40)..=amax).for_each(|x| check::<E>(amax, x));
+        }
+        (0..=Bf16::LARGEST).for_each(check_channel::<Bf16>);
+        (0..=Fp16::LARGEST).for_each(check_channel::<Fp16>);
+        (0..=Fp32::LARGEST).step_by(99_991).for_each(check_channel::<Fp32>);
+        check_channel::<Fp32>(Fp32::LARGEST);
+        // Every element of every channel of fp16 subnormals, whose steps are as coarse as the scale's.
+        (0..1024).for_each(|amax| (0..=amax).for_each(|x| check::<Fp16>(amax, x)));
+    }
 }

@@ -66,6 +66,17 @@ pub enum SpecError {
         /// The bytes it must span.
         span: usize,
     },
+    /// Two pools, or two layers of one, may share an address.
+    Shared {
+        /// One of the two.
+        first: Side,
+        /// Its layer.
+        first_layer: usize,
+        /// The other.
+        second: Side,
+        /// Its layer.
+        second_layer: usize,
+    },
     /// The pool's last byte has no address.
     TooLarge {
         /// The memory in question.
@@ -92,6 +103,13 @@ impl fmt::Display for SpecError {
             }
             Self::Overlap { side, stride, span } => {
                 write!(f, "{side}: a stride of {stride} bytes is less than the {span} bytes within it")
+            }
+            Self::Shared { first, first_layer, second, second_layer } => {
+                write!(
+                    f,
+                    "layer {first_layer} of the {first} overlaps layer {second_layer} of the {second}; \
+                     their bytes must be apart, or interleaved with the same stride between slots"
+                )
             }
             Self::TooLarge { side, stride, size } => {
                 write!(f, "{side}: {size} times a stride of {stride} bytes exceeds the address space")
@@ -144,7 +162,11 @@ impl fmt::Display for PairError {
                 write!(f, "pair {pair}: slot 0 of the {side} is the padding sink")
             }
             Self::SlotOutOfRange { side, pair, slot, slots } => {
-                write!(f, "pair {pair}: slot {slot} is not in the {side}, whose last slot is {}", slots.saturating_sub(1))
+                write!(
+                    f,
+                    "pair {pair}: slot {slot} is not in the {side}, whose last slot is {}",
+                    slots.saturating_sub(1)
+                )
             }
             Self::DuplicateDestination { slot, first, second } => {
                 write!(f, "pairs {first} and {second} both write slot {slot}; destinations must be distinct")

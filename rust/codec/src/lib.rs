@@ -44,6 +44,7 @@ mod element;
 mod error;
 mod plan;
 mod raw;
+mod region;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;

@@ -32,7 +32,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// When dimensions, layers, slots or strides of the spec contradict each other.
+    /// When dimensions, layers, slots or strides of the spec contradict each other, or memory overlaps.
     pub fn new(spec: Spec) -> Result<Self, SpecError> {
         spec.check()?;
         Ok(Self { spec, backend: Backend::fastest() })
@@ -55,8 +55,7 @@ impl Plan {
     ///
     /// During the call:
     /// - every byte of the source slots is valid for reads, and nobody writes it;
-    /// - every byte of the destination slots is valid for writes, and nobody else reads or writes it;
-    /// - layers of a pool, scales and windows do not overlap each other.
+    /// - every byte of the destination slots is valid for writes, and nobody else reads or writes it.
     pub unsafe fn store(&self, pairs: &[Pair], threads: NonZeroUsize) -> Result<Vec<bool>, PairError> {
         let finite: Vec<_> = pairs.iter().map(|_| AtomicBool::new(true)).collect();
         self.check_pairs(pairs, Direction::Store)?;
@@ -122,9 +121,7 @@ fn distinct(pairs: &[Pair]) -> Result<(), PairError> {
     let mut order: Vec<_> = pairs.iter().map(|pair| pair.destination).zip(0..).collect();
     order.sort_unstable();
     match order.windows(2).find(|two| two[0].0 == two[1].0) {
-        Some(two) => {
-            Err(PairError::DuplicateDestination { slot: two[0].0, first: two[0].1, second: two[1].1 })
-        }
+        Some(two) => Err(PairError::DuplicateDestination { slot: two[0].0, first: two[0].1, second: two[1].1 }),
         None => Ok(()),
     }
 }

@@ -117,8 +117,7 @@ pub(crate) enum Direction {
 /// Until the last share and the last item taken from one are gone:
 /// - every byte of the source slots is valid for reads and is not written;
 /// - every byte of the destination slots is valid for writes and has no other reader or writer;
-/// - the spec has passed its check, every slot is in range, and the destination slots are distinct;
-/// - the layers of a pool, its scales and its windows do not overlap each other.
+/// - the spec has passed its check, every slot is in range, and the destination slots are distinct.
 pub(crate) unsafe fn split<'a>(
     spec: &'a Spec,
     pairs: &'a [Pair],

@@ -78,10 +78,22 @@ pub(crate) trait Lanes: Element<Scale = Self::ScaleLanes> {
 macro_rules! each {
     ($i:ident => $value:expr) => {
         [
-            { let $i = 0; $value },
-            { let $i = 1; $value },
-            { let $i = 2; $value },
-            { let $i = 3; $value },
+            {
+                let $i = 0;
+                $value
+            },
+            {
+                let $i = 1;
+                $value
+            },
+            {
+                let $i = 2;
+                $value
+            },
+            {
+                let $i = 3;
+                $value
+            },
         ]
     };
 }
@@ -475,14 +487,7 @@ impl<S: Simd, C: Scales<S>, E: Lanes> Step<S> for Dequantize<C, E> {
 
 /// Does a step for every block of a row; the last is padded with zeros if it is not whole.
 #[inline(always)]
-fn map_row<S: Simd, T: Step<S>>(
-    simd: S,
-    step: &mut T,
-    row: usize,
-    source: &[u8],
-    target: &mut [u8],
-    write: Write,
-) {
+fn map_row<S: Simd, T: Step<S>>(simd: S, step: &mut T, row: usize, source: &[u8], target: &mut [u8], write: Write) {
     let (source_block, target_block) = (S::BLOCK * T::SOURCE_BYTES, S::BLOCK * T::TARGET_BYTES);
     let mut sources = source.chunks_exact(source_block);
     let mut targets = target.chunks_exact_mut(target_block);

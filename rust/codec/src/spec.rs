@@ -1,6 +1,7 @@
 //! Describes two pools by address. Reads and writes no memory.
 
 use crate::error::{Side, SpecError};
+use crate::region::{self, Extent};
 
 /// Element type of an active state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,63 +191,47 @@ impl Spec {
         if heads == 0 || d_k == 0 || d_v == 0 {
             return Err(SpecError::Empty(self.shape));
         }
+        if self.windows.iter().any(|window| window.bytes == 0) {
+            return Err(SpecError::EmptyWindow);
+        }
+        let mut regions = Vec::new();
+        for (pool, extent) in self.parts() {
+            self.check_counts(pool, extent.side)?;
+            regions.extend(extent.regions(pool)?);
+        }
+        region::check_apart(&regions)
+    }
+
+    /// Everything that the spec describes, and what one layer and slot of it occupies.
+    fn parts(&self) -> Vec<(&Pool, Extent)> {
+        let heads = self.shape.heads;
         let (rows, columns) = self.shape.matrix(self.layout);
-        let active = Extent { side: Side::Active, heads, rows, bytes: columns * self.state.bytes() };
-        let layers = self.active.layers.len();
-        active.check(&self.active, layers, self.active.slots)?;
-
-        let (pool, side) = (self.checkpoint.pool(), Side::Checkpoint);
-        let encoded = Extent { side, heads, rows, bytes: columns * self.checkpoint_bytes() };
-        encoded.check(pool, layers, pool.slots)?;
+        let state = |side, bytes| Extent { side, heads, rows, bytes: columns * bytes };
+        let mut parts = vec![
+            (&self.active, state(Side::Active, self.state.bytes())),
+            (self.checkpoint.pool(), state(Side::Checkpoint, self.checkpoint_bytes())),
+        ];
         if let Some(scale) = self.checkpoint.scale() {
-            let extent = Extent { side: Side::Scale, heads, rows: 1, bytes: self.scale_bytes() };
-            extent.check(scale, layers, pool.slots)?;
+            parts.push((scale, Extent { side: Side::Scale, heads, rows: 1, bytes: self.scale_bytes() }));
         }
-        self.windows.iter().try_for_each(|window| {
-            if window.bytes == 0 {
-                return Err(SpecError::EmptyWindow);
-            }
-            let extent = |side| Extent { side, heads: 1, rows: 1, bytes: window.bytes };
-            extent(Side::ActiveWindow).check(&window.active, layers, self.active.slots)?;
-            extent(Side::CheckpointWindow).check(&window.checkpoint, layers, pool.slots)
-        })
-    }
-}
-
-/// What one layer and slot of a pool occupies.
-struct Extent {
-    side: Side,
-    heads: usize,
-    rows: usize,
-    bytes: usize,
-}
-
-impl Extent {
-    fn check(&self, pool: &Pool, layers: usize, slots: usize) -> Result<(), SpecError> {
-        let side = self.side;
-        if pool.layers.is_empty() || pool.layers.len() != layers {
-            return Err(SpecError::Layers { side, layers: pool.layers.len(), wanted: layers });
+        for Window { active, checkpoint, bytes } in &self.windows {
+            let window = |side| Extent { side, heads: 1, rows: 1, bytes: *bytes };
+            parts.extend([(active, window(Side::ActiveWindow)), (checkpoint, window(Side::CheckpointWindow))]);
         }
-        if pool.slots != slots {
-            return Err(SpecError::Slots { side, slots: pool.slots, wanted: slots });
-        }
-        self.check_strides(pool)
+        parts
     }
 
-    /// Every element has an address of its own: each stride spans all that lies within it.
-    fn check_strides(&self, pool: &Pool) -> Result<(), SpecError> {
-        let mut dimensions =
-            [(pool.row_stride, self.rows), (pool.head_stride, self.heads), (pool.slot_stride, pool.slots)];
-        dimensions.sort_unstable();
-        let mut span = self.bytes;
-        for (stride, size) in dimensions.into_iter().filter(|&(_, size)| size > 1) {
-            if stride < span {
-                return Err(SpecError::Overlap { side: self.side, stride, span });
-            }
-            span = (size - 1)
-                .checked_mul(stride)
-                .and_then(|rest| rest.checked_add(span))
-                .ok_or(SpecError::TooLarge { side: self.side, stride, size })?;
+    fn check_counts(&self, pool: &Pool, side: Side) -> Result<(), SpecError> {
+        let (layers, wanted) = (pool.layers.len(), self.active.layers.len());
+        if layers == 0 || layers != wanted {
+            return Err(SpecError::Layers { side, layers, wanted });
+        }
+        let wanted = match side {
+            Side::Active | Side::ActiveWindow => self.active.slots,
+            Side::Checkpoint | Side::Scale | Side::CheckpointWindow => self.checkpoint.pool().slots,
+        };
+        if pool.slots != wanted {
+            return Err(SpecError::Slots { side, slots: pool.slots, wanted });
         }
         Ok(())
     }

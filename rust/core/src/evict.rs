@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::fault::{Fault, seeded};
 use crate::node::{Checkpoint, Node};
 
 /// Ranks checkpoints: the lowest rank is evicted first. A rank is given when a checkpoint is created and again when a
@@ -46,7 +47,7 @@ impl Order {
     pub(crate) fn refresh(&mut self, index: u32, node: &mut Node) {
         let free_leaf = node.is_free_leaf();
         if let Some(checkpoint) = &mut node.checkpoint {
-            let state = checkpoint.pins == 0;
+            let state = checkpoint.pins == 0 || seeded(Fault::IgnoredPin);
             self.list(index, checkpoint, state, state && free_leaf);
         }
     }

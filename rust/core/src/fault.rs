@@ -11,7 +11,7 @@ pub(crate) enum Fault {
     DoubledSlot,
     /// A checkpoint withdrawn while it is pinned is freed at once.
     EarlyFree,
-    /// Pinning forgets to take the checkpoint out of the eviction order.
+    /// A pinned checkpoint stays in the eviction order.
     IgnoredPin,
     /// A pin walks up without moving the pages between the counters.
     WrongCounter,

@@ -17,6 +17,8 @@ mod lookup;
 mod node;
 pub mod pool;
 mod prefixes;
+#[cfg(test)]
+mod seeded;
 mod sequence;
 mod stats;
 mod steps;

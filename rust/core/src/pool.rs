@@ -106,6 +106,12 @@ impl<P> Slot<P> {
     pub fn id(&self) -> u32 {
         self.0
     }
+
+    /// A slot that no pool gave out, for tests of the checker.
+    #[cfg(test)]
+    pub(crate) fn forged(id: u32) -> Self {
+        Self(id, PhantomData)
+    }
 }
 
 /// Size and ownership of one pool.

@@ -106,9 +106,7 @@ impl Prefixes {
         if checkpoint.pins == 1 {
             self.checkpoints.pin(1);
         }
-        if !seeded(Fault::IgnoredPin) {
-            self.order.refresh(index, node);
-        }
+        self.order.refresh(index, node);
         pin
     }
 
@@ -241,10 +239,12 @@ impl Prefixes {
         freed
     }
 
-    /// Evicts leaves until `n` pages are free that were not, or none is left to evict.
+    /// Evicts leaves until `n` pages are free that were not, or none is left to evict. In a purely linear model, where
+    /// leaves have no pages, that is at once.
     pub(crate) fn evict_kv(&mut self, n: usize) -> Freed {
         let mut freed = Freed::default();
         while freed.kv < n
+            && self.kv.usage().evictable > 0
             && let Some(index) = self.order.first_leaf()
         {
             freed += self.evict(index);

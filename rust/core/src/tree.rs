@@ -134,11 +134,11 @@ impl Tree {
         index
     }
 
-    /// Whether `tokens` and the path to `at` agree as far as both go.
+    /// Whether `tokens` and the path to `at` agree as far as both go; a broken path agrees with nothing.
     pub(crate) fn agrees(&self, at: u32, tokens: &[u32]) -> bool {
         let mut next = Some(at);
         while let Some(index) = next {
-            let node = self.node(index);
+            let Some(node) = self.node_at(index) else { return false };
             let run = tokens.get(node.start()..).unwrap_or_default();
             let both = run.len().min(node.key.len());
             if run[..both] != node.key[..both] {
@@ -191,7 +191,7 @@ impl Tree {
         node.key = lower_key;
         let mut pins = u32::from(node.pins > 0);
         if seeded(Fault::PinsOnUpperHalf) {
-            std::mem::swap(&mut pins, &mut node.pins);
+            pins = std::mem::take(&mut node.pins);
         }
         let upper = Node {
             parent: node.parent.clone(),
@@ -243,10 +243,10 @@ impl Tree {
 
     fn child(&self, parent: u32, first_page: &[u32]) -> Option<u32> {
         let hash = hash(parent, first_page);
-        let is_it = |&index: &u32| {
-            let node = self.node(index);
-            matches!(node.parent, Parent::Node(p) if p == parent) && node.key.starts_with(first_page)
-        };
+        let hangs_here = |node: &Node| matches!(node.parent, Parent::Node(p) if p == parent);
+        // Tolerates a stale entry, which `check()` is there to report.
+        let is_it =
+            |&index: &u32| self.node_at(index).is_some_and(|node| hangs_here(node) && node.key.starts_with(first_page));
         self.children.find(hash, is_it).copied()
     }
 

@@ -1,0 +1,138 @@
+"""Bytes to slots: what the pools cost, to the byte, before anything is allocated."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixstate.errors import BudgetError, ConfigError
+from radixstate.states import Format, StateSpec
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKPOINTS_PER_ACTIVE = 2
+"""Default of `checkpoint_slots`: twice the active slots, which int8 fits in about their bytes in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Slots and exact bytes of each pool, the padding sink (row 0) of each counted.
+
+    Attributes:
+        active_slots: running sequences.
+        checkpoint_slots: cached states.
+        kv_pages: pages of the engine's KV cache.
+        active_bytes: of the active pool.
+        checkpoint_bytes: of the checkpoint pool.
+        kv_bytes: of the KV pool; 0 when pages have no size.
+    """
+
+    active_slots: int
+    checkpoint_slots: int
+    kv_pages: int
+    active_bytes: int
+    checkpoint_bytes: int
+    kv_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all pools."""
+        return self.active_bytes + self.checkpoint_bytes + self.kv_bytes
+
+    def check(self, device: str | torch.device = "cpu") -> None:
+        """Compares the plan with the free memory of `device`, before allocating.
+
+        Where free memory cannot be read (neither CUDA nor Linux's /proc/meminfo), a RuntimeWarning says so.
+
+        Raises:
+            BudgetError: the plan needs more than is free; the message says what to lower.
+        """
+        free = free_bytes(device)
+        if free is None:
+            warnings.warn(
+                f"free memory of {device} cannot be read: a plan of {self.total_bytes} bytes goes unchecked",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif self.total_bytes > free:
+            raise BudgetError(self._shortage(f"{device} has", free))
+
+    def _shortage(self, who: str, available: int) -> str:
+        parts = {
+            "active_slots": (self.active_slots, self.active_bytes),
+            "checkpoint_slots": (self.checkpoint_slots, self.checkpoint_bytes),
+            "kv_pages": (self.kv_pages, self.kv_bytes),
+        }
+        costs = [f"{name} {count} = {nbytes} bytes" for name, (count, nbytes) in parts.items() if nbytes]
+        largest = max(parts, key=lambda name: parts[name][1])
+        missing = self.total_bytes - available
+        return (
+            f"the pools need {self.total_bytes} bytes ({', '.join(costs)}), {who} {available}: "
+            f"{missing} too many, lower {largest} first"
+        )
+
+
+def plan(
+    spec: StateSpec,
+    *,
+    active_slots: int,
+    checkpoint_slots: int | None = None,
+    format: Format = "int8",
+    page_bytes: int = 0,
+    kv_pages: int | None = None,
+    total_bytes: int | None = None,
+) -> Plan:
+    """Sizes the pools.
+
+    Args:
+        spec: what a slot holds.
+        active_slots: sequences that run at once.
+        checkpoint_slots: cached states; by default twice the active slots.
+        format: of the checkpoints.
+        page_bytes: bytes of one KV page over all attention layers; 0 for a purely linear model.
+        kv_pages: pages of KV; by default what `total_bytes` leaves, and 0 without it.
+        total_bytes: upper bound for all pools together.
+
+    Raises:
+        ConfigError: a number of slots or bytes is out of range.
+        BudgetError: the pools need more than `total_bytes`; the message says what to lower.
+    """
+    if checkpoint_slots is None:
+        checkpoint_slots = CHECKPOINTS_PER_ACTIVE * active_slots
+    counts = {"active_slots": (active_slots, 1), "checkpoint_slots": (checkpoint_slots, 1)}
+    counts |= {"page_bytes": (page_bytes, 0), "kv_pages": (kv_pages or 0, 0)}
+    for name, (given, least) in counts.items():
+        if given < least:
+            raise ConfigError(f"{name} must be at least {least}, got {given}")
+    active = (active_slots + 1) * spec.slot_bytes("native")
+    checkpoints = (checkpoint_slots + 1) * spec.slot_bytes(format)
+    if kv_pages is None:
+        left = (total_bytes or 0) - active - checkpoints
+        kv_pages = max(0, left // page_bytes - 1) if page_bytes else 0
+    kv = (kv_pages + 1) * page_bytes if kv_pages else 0
+    made = Plan(active_slots, checkpoint_slots, kv_pages, active, checkpoints, kv)
+    if total_bytes is not None and made.total_bytes > total_bytes:
+        raise BudgetError(made._shortage("total_bytes is", total_bytes))
+    return made
+
+
+def free_bytes(device: str | torch.device = "cpu") -> int | None:
+    """Free memory of a device in bytes, or None where it cannot be read."""
+    kind = str(device).partition(":")[0]
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    return _available_memory(Path("/proc/meminfo")) if kind == "cpu" else None
+
+
+def _available_memory(meminfo: Path) -> int | None:
+    """What Linux says can be allocated without swapping."""
+    if not meminfo.exists():
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

@@ -1,0 +1,477 @@
+"""What a scheduler calls: the cache, its running sequences, and leases for engines with their own allocators.
+
+The native core decides which slot, the pools hold the tensors, the codec fills them: all this module does is
+to bring the three together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from radixstate import _native, budget
+from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
+from radixstate.errors import ConfigError, TensorError
+from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from radixstate._native import PoolName, Started, Tokens
+
+    Writing = tuple["Sequence", int, int]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """No state was stored. Storing is optional work, so this is no error.
+
+    Attributes:
+        reason: `duplicate`: there is one already; `no_room`: no slot is free or evictable; `not_aligned`: the
+            state is not one of a legal depth; `no_store`: the request asked so; `reset`: the request is older
+            than the last reset; `non_finite`: the state held an infinity or a NaN.
+        wanted: with `no_room`, checkpoint slots wanted.
+        free: with `no_room`, checkpoint slots free.
+        evictable: with `no_room`, checkpoint slots that could be evicted.
+    """
+
+    reason: Literal["duplicate", "no_room", "not_aligned", "no_store", "reset", "non_finite"]
+    wanted: int | None = None
+    free: int | None = None
+    evictable: int | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What publishing on a lease came to.
+
+    Attributes:
+        outcome: whether the state is cached.
+        canonical: the pages now valid from the lease's old depth to the published one.
+        duplicates: given pages that were not adopted; they stay the engine's.
+    """
+
+    outcome: Stored | Skipped
+    canonical: list[int]
+    duplicates: list[int]
+
+
+class PrefixCache:
+    """A prefix cache for recurrent states, with its tensors.
+
+    Attributes:
+        spec: what a slot holds.
+        page_size: tokens of a page.
+        active: full-precision states of running sequences.
+        checkpoints: encoded states of cached prefixes.
+        non_finite: states that were not stored because they held an infinity or a NaN.
+    """
+
+    def __init__(
+        self,
+        spec: StateSpec,
+        *,
+        active_slots: int | None = None,
+        checkpoint_slots: int | None = None,
+        kv_pages: int = 0,
+        page_size: int = 16,
+        checkpoint_stride: int = 64,
+        format: Format = "int8",
+        active: ActivePool | None = None,
+        device: str | torch.device = "cpu",
+        external: bool = False,
+    ) -> None:
+        """Allocates the pools, after comparing their bytes with the free memory.
+
+        Args:
+            spec: what a slot holds.
+            active_slots: sequences that run at once; 16 by default, or those of `active`.
+            checkpoint_slots: cached states; by default twice the active slots.
+            kv_pages: pages of the engine's KV cache, which has ids 1..=kv_pages; 0 for a purely linear model.
+            page_size: tokens of a page, and the granularity at which prefixes match.
+            checkpoint_stride: tokens between the depths at which the engine can cut off a state.
+            format: of the checkpoints.
+            active: an engine's tensors, see `ActivePool.bind`; their device is used.
+            device: where the pools are allocated.
+            external: the engine allocates KV pages and active slots itself and uses `lookup` and `lease`.
+
+        Raises:
+            ConfigError: sizes with which nothing could ever be reused, or that contradict `active`.
+            BudgetError: not enough free memory.
+            TensorError: `active` holds states of another spec.
+        """
+        slots = _active_slots(spec, active, active_slots)
+        plan = budget.plan(spec, active_slots=slots, checkpoint_slots=checkpoint_slots, format=format)
+        device = active.device if active else device
+        (replace(plan, active_bytes=0) if active else plan).check(device)
+        self._native = _native.Cache(
+            page_size=page_size,
+            checkpoint_stride=checkpoint_stride,
+            kv_pages=kv_pages,
+            active_slots=slots,
+            checkpoint_slots=plan.checkpoint_slots,
+            kv_external=external,
+            active_external=external,
+            active_bytes=spec.slot_bytes("native"),
+            checkpoint_bytes=spec.slot_bytes(format),
+        )
+        self.spec = spec
+        self.page_size = page_size
+        self.active = active or ActivePool(spec, slots, device=device)
+        self.checkpoints = CheckpointPool(spec, plan.checkpoint_slots, format=format, device=device)
+        self.non_finite = 0
+        self._external = external
+
+    def legal_depth(self, tokens: int) -> int:
+        """The deepest depth, at most `tokens`, at which a state may be cached."""
+        return self._native.legal_depth(tokens)
+
+    def lookup(
+        self, tokens: Tokens, *, namespace: Namespace | None = None, max_length: int | None = None
+    ) -> Match:
+        """How much of a prompt can be reused. Pins nothing and changes nothing that eviction looks at.
+
+        Raises:
+            EmptyPromptError: `tokens` is empty.
+            TokenRangeError: a token is not in 0..2**32.
+        """
+        return self._native.lookup(tokens, namespace=namespace, max_length=max_length)
+
+    def start(
+        self,
+        tokens: Tokens,
+        *,
+        reserve: int | None = None,
+        namespace: Namespace | None = None,
+        no_read: bool = False,
+        no_store: bool = False,
+        max_length: int | None = None,
+    ) -> Sequence:
+        """Starts a request, all or nothing: its active slot holds the state after `reused` tokens.
+
+        Args:
+            tokens: the prompt.
+            reserve: positions to claim pages for; by default the whole prompt.
+            namespace: prefixes of other namespaces never match.
+            no_read: reuse nothing.
+            no_store: store nothing.
+            max_length: reuse at most so many tokens.
+
+        Raises:
+            OutOfSlotsError: a pool is short just now; nothing was evicted.
+            NeverFitsError: more than a whole pool is needed.
+            EmptyPromptError: `tokens` is empty.
+            ConfigError: active slots belong to the engine.
+        """
+        if self._external:
+            raise ConfigError(
+                "start() hands out active slots, but they are the engine's: use lookup() and lease()"
+            )
+        started = self._native.start(
+            tokens,
+            reserve=reserve,
+            namespace=namespace,
+            no_read=no_read,
+            no_store=no_store,
+            max_length=max_length,
+        )
+        self._begin(started.load_from, started.slot)
+        self._native.loaded(started.sequence)
+        return Sequence(self, started)
+
+    def checkpoint_many(self, states: Iterable[Writing]) -> list[Stored | Skipped]:
+        """`Sequence.checkpoint` for (sequence, depth, source slot) each, encoded together."""
+        reserved = [
+            (seq, self._native.reserve_checkpoint(seq._handle, depth, source), source)
+            for seq, depth, source in states
+        ]
+        pairs = [(source, slot.slot) for _, slot, source in reserved if not isinstance(slot, _native.Skipped)]
+        finite = iter(self._encode(pairs))
+        return [
+            _skipped(slot) if isinstance(slot, _native.Skipped) else self._commit(seq, slot, next(finite))
+            for seq, slot, _ in reserved
+        ]
+
+    def _encode(self, pairs: list[tuple[int, int]]) -> list[bool]:
+        """Stores active slots into checkpoint slots; counts the states that are not finite."""
+        finite = self.checkpoints.store(self.active, pairs)
+        self.non_finite += finite.count(False)
+        return finite
+
+    def _commit(self, seq: Sequence, pending: _native.PendingHandle, finite: bool) -> Stored | Skipped:
+        """Publishes what was encoded. A state that is not finite is not, and its dropped slot goes back."""
+        if not finite:
+            return Skipped("non_finite")
+        outcome = self._native.commit(seq._handle, pending)
+        return outcome if isinstance(outcome, Stored) else _skipped(outcome)
+
+    def lease(self, match: Match) -> Lease:
+        """Pins what a lookup found, for an engine with allocators of its own.
+
+        Raises:
+            StaleError: what was found is gone.
+            WrongCacheError: another cache found it.
+        """
+        return Lease(self, match)
+
+    def evict(self, pool: PoolName, n: int) -> Freed:
+        """Frees at least `n` units of a pool if it can. Says what it really freed; that is usable at once."""
+        return self._native.evict(pool, n)
+
+    def take_freed(self, pool: PoolName) -> list[int]:
+        """Units of an engine's pool that the cache has given up since the last call."""
+        return self._native.take_freed(pool)
+
+    def reset(self) -> None:
+        """Lookups see an empty cache at once; running sequences keep what they hold, and store nothing."""
+        self._native.reset()
+
+    def begin_step(self) -> int:
+        """Declares work in flight: what is given back from now on waits for its end. See `step`."""
+        return self._native.begin_step()
+
+    def retire_step(self, step: int, refused: Iterable[Stored] = ()) -> None:
+        """A step has ended, in any order; repeating it changes nothing. `refused` states were not finite.
+
+        Raises:
+            UnknownStepError: no such step was begun.
+        """
+        self._native.retire_step(step, refused)
+
+    def refuse(self, stored: Stored) -> None:
+        """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
+
+        Raises:
+            WrongCacheError: another cache stored it.
+        """
+        self._native.refuse(stored)
+
+    @contextmanager
+    def step(self) -> Iterator[int]:
+        """One step, begun on entry and retired on exit; overlapping ones use `begin_step`, `retire_step`."""
+        step = self.begin_step()
+        try:
+            yield step
+        finally:
+            self.retire_step(step)
+
+    def stats(self) -> Stats:
+        """All counters since the cache was made, and the bytes in use."""
+        return self._native.stats()
+
+    def usage(self, pool: PoolName) -> Usage:
+        """Where the slots of a pool are: capacity = free + held + evictable + pinned + retiring."""
+        return self._native.usage(pool)
+
+    def check(self, engine_free: Iterable[int] | None = None) -> None:
+        """Recomputes every invariant; with `engine_free` also that no page free there is adopted here.
+
+        Raises:
+            CheckError: something is wrong; `violations` lists all of it.
+        """
+        self._native.check(engine_free)
+
+    def _begin(self, source: int | None, slot: int) -> None:
+        """Makes an active slot hold a cached state, or the empty one."""
+        if source is None:
+            self.active.clear(slot)
+        else:
+            self.checkpoints.load(self.active, [(source, slot)])
+
+
+class Sequence:
+    """A running request: its active slot, its pages and its pin on what it reuses.
+
+    A context manager: leaving it finishes the request, or aborts it on an exception. Dropping it also gives
+    everything back. Used afterwards it raises UseAfterFinishError.
+    """
+
+    def __init__(self, cache: PrefixCache, started: Started) -> None:
+        """Made by `PrefixCache.start`."""
+        self._cache = cache
+        self._handle = started.sequence
+        self.match = started.match
+        self.slot = started.slot
+
+    @property
+    def reused(self) -> int:
+        """Tokens whose pages and state were taken from the cache: compute from here on."""
+        return self.match.length
+
+    @property
+    def pages(self) -> list[int]:
+        """KV pages in the order of the tokens. Read again after a checkpoint, which may replace some."""
+        return self._cache._native.pages(self._handle)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All known tokens."""
+        return self._cache._native.tokens(self._handle)
+
+    @property
+    def length(self) -> int:
+        """Number of known tokens."""
+        return self._cache._native.length(self._handle)
+
+    @property
+    def claimed(self) -> int:
+        """Tokens that the pages are for."""
+        return self._cache._native.claimed(self._handle)
+
+    def grow(self, n: int) -> None:
+        """Claims pages for `n` more tokens, not yet known.
+
+        Raises:
+            OutOfSlotsError: the KV pool is short just now; nothing changed.
+            NeverFitsError: more than all pages are needed.
+        """
+        self._cache._native.grow(self._handle, n)
+
+    def append(self, tokens: Tokens) -> None:
+        """Fills claimed positions.
+
+        Raises:
+            NotClaimedError: there are more tokens than claimed positions.
+        """
+        self._cache._native.append(self._handle, tokens)
+
+    def shrink(self) -> None:
+        """Gives back the pages past the known tokens, as after a rejected draft."""
+        self._cache._native.shrink(self._handle)
+
+    def take_slot(self) -> int:
+        """One more active slot, for a kernel that writes a state on the way.
+
+        Raises:
+            OutOfSlotsError: none is free.
+        """
+        return self._cache._native.take_slot(self._handle)
+
+    def checkpoint(self, depth: int | None = None, *, source: int | None = None) -> Stored | Skipped:
+        """Caches the state that an active slot holds. Optional work: want of room is a result, not an error.
+
+        Args:
+            depth: tokens the state was computed from; by default all known ones. If their number is not legal
+                that is skipped as `not_aligned`, for the slot does not hold the state of a legal depth.
+            source: one of the sequence's slots; by default `slot`.
+
+        Raises:
+            UnalignedError: `depth` is not legal, see `PrefixCache.legal_depth`.
+            DepthPastEndError: `depth` is beyond the known tokens.
+            NotYourSlotError: `source` is no slot of this sequence.
+        """
+        if depth is None:
+            depth = self.length
+            if depth != self._cache.legal_depth(depth):
+                return Skipped("not_aligned")
+        source = self.slot if source is None else source
+        return self._cache.checkpoint_many([(self, depth, source)])[0]
+
+    def finish(self) -> None:
+        """Ends the request and gives back everything it owns."""
+        self._cache._native.finish(self._handle)
+
+    def abort(self) -> None:
+        """The same for a request that was given up."""
+        self._cache._native.abort(self._handle)
+
+    def __enter__(self) -> Self:
+        """The sequence itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finishes, or aborts after an exception, unless that was done."""
+        if not self._handle.used:
+            self.abort() if error else self.finish()
+
+
+class Lease:
+    """What a lookup found, pinned, for an engine that allocates KV pages and active slots itself.
+
+    A context manager; leaving it releases the lease, and so does dropping it.
+    """
+
+    def __init__(self, cache: PrefixCache, match: Match) -> None:
+        """Made by `PrefixCache.lease`."""
+        self._cache = cache
+        self._handle = cache._native.lease(match)
+        self.match = match
+
+    @property
+    def pages(self) -> list[int]:
+        """KV pages of the leased prefix. The lease moves deeper when more is published."""
+        return self._cache._native.lease_pages(self._handle)
+
+    @property
+    def state(self) -> int | None:
+        """The checkpoint slot to load; None when nothing matched or it was loaded."""
+        return self._cache._native.lease_state(self._handle)
+
+    def loaded(self) -> None:
+        """Ends the pin on the state, for an engine that loads it with a codec of its own."""
+        self._cache._native.lease_loaded(self._handle)
+
+    def load(self, slot: int) -> None:
+        """Makes an engine's active slot hold the matched state, or none; ends the pin on that state."""
+        self._cache._begin(self.state, slot)
+        self.loaded()
+
+    def publish(self, tokens: Tokens, *, source: int, pages: Iterable[int] = ()) -> Published:
+        """Caches the state after `tokens`, which active slot `source` holds, and the KV pages with it.
+
+        Args:
+            tokens: from the start of the prompt; their number must be a legal depth.
+            source: an active slot of the engine.
+            pages: the pages of the tokens past the leased prefix.
+
+        Raises:
+            UnalignedError: the number of tokens is not legal.
+            PrefixMismatchError: the tokens do not go on from the leased prefix.
+            LengthMismatchError: the pages are not those of the tokens past the leased prefix.
+            PageOwnershipError: a page is out of range or cached already.
+        """
+        native = self._cache._native
+        pages = list(pages)
+        pending = native.reserve(self._handle, tokens)
+        if isinstance(pending, _native.Skipped):
+            return Published(_skipped(pending), pages, pages)
+        if not self._cache._encode([(source, pending.slot)])[0]:
+            return Published(Skipped("non_finite"), pages, pages)
+        made = native.publish(self._handle, tokens, pages, pending)
+        outcome = made.outcome if isinstance(made.outcome, Stored) else _skipped(made.outcome)
+        return Published(outcome, made.canonical, made.duplicates)
+
+    def release(self) -> None:
+        """Ends the lease."""
+        self._cache._native.release(self._handle)
+
+    def __enter__(self) -> Self:
+        """The lease itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Releases it, unless that was done."""
+        if not self._handle.used:
+            self.release()
+
+
+def _active_slots(spec: StateSpec, active: ActivePool | None, slots: int | None) -> int:
+    """Slots of the active pool, which an engine's tensors decide."""
+    if active is None:
+        return 16 if slots is None else slots
+    if active.spec != spec:
+        raise TensorError(f"the active pool holds {active.spec}, the cache is for {spec}")
+    if slots not in (None, active.slots):
+        raise ConfigError(f"active_slots is {slots}, but the active pool has {active.slots} slots")
+    return active.slots
+
+
+def _skipped(skip: _native.Skipped) -> Skipped:
+    return Skipped(skip.reason, skip.wanted, skip.free, skip.evictable)

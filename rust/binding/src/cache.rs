@@ -1,0 +1,424 @@
+//! The cache: converts, calls the core, maps the error.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use radixstate::{Config, PoolConfig, PoolKind, SequenceView, StartOptions};
+
+use crate::counters::{Freed, Stats, Usage};
+use crate::errors::{Class, Failure, Result};
+use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle};
+use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default};
+use crate::results::{Committed, Match, Published, Reserved, Started, Stored, started_or_error};
+use crate::tokens::{Pages, Tokens};
+
+/// The core, or the invariant that a bug of it broke.
+type Core = std::result::Result<radixstate::Cache, String>;
+
+/// A prefix cache for recurrent states. It decides in slot numbers and moves nothing.
+///
+/// Every call keeps the GIL; the mutex is never contended, and no Python code runs under it.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct Cache(Mutex<Core>);
+
+impl Cache {
+    /// Calls the core. A panic in there breaks this cache, and no other, for good.
+    fn ask<T>(&self, call: impl FnOnce(&mut radixstate::Cache) -> T) -> Result<T> {
+        // The core's panics are caught below, so the mutex can't be poisoned halfway through a change.
+        let mut core = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = match &mut *core {
+            Err(invariant) => return Err(poisoned(invariant)),
+            // Whatever a panic leaves half done is dropped with the core.
+            Ok(cache) => catch_unwind(AssertUnwindSafe(|| call(cache))),
+        };
+        outcome.map_err(|panic| {
+            let invariant = text_of(panic);
+            let failure = poisoned(&invariant);
+            *core = Err(invariant);
+            failure
+        })
+    }
+
+    /// Calls an operation of the core that can fail.
+    fn call<T, E>(&self, call: impl FnOnce(&mut radixstate::Cache) -> std::result::Result<T, E>) -> Result<T>
+    where
+        Failure: From<E>,
+    {
+        Ok(self.ask(call)??)
+    }
+
+    /// Calls an operation of the core with tokens, read in place.
+    ///
+    /// `call` is one operation of the core: it runs no Python code.
+    fn call_with<T, E>(
+        &self,
+        _attached: Python<'_>,
+        tokens: &Tokens,
+        call: impl FnOnce(&mut radixstate::Cache, &[u32]) -> std::result::Result<T, E>,
+    ) -> Result<T>
+    where
+        Failure: From<E>,
+    {
+        // SAFETY: `_attached` proves that this thread is attached; the slice ends with `call`, which neither detaches
+        // nor runs Python code.
+        self.call(|core| call(core, unsafe { tokens.as_slice() }))
+    }
+
+    fn view<T>(&self, sequence: &SequenceHandle, read: impl FnOnce(SequenceView<'_>) -> T) -> Result<T> {
+        sequence.0.read(|sequence| self.call(|core| core.view(sequence).map(read)))
+    }
+}
+
+fn poisoned(invariant: &str) -> Failure {
+    let message = format!("a bug broke an invariant, this cache refuses further calls: {invariant}");
+    Failure::Refused(Class::Poisoned, message)
+}
+
+fn text_of(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic.downcast_ref::<&str>().unwrap_or(&"a panic without a message").to_string(),
+    }
+}
+
+#[pymethods]
+impl Cache {
+    /// An empty cache. Sizes are in slots (ids are 1..=size); `kv_pages=0` for a purely linear model. The engine
+    /// allocates from external pools itself. The bytes of one slot are for statistics only.
+    ///
+    /// Raises ConfigError for a geometry in which no prefix could ever be reused.
+    #[new]
+    #[pyo3(signature = (
+        *, page_size, checkpoint_stride, kv_pages, active_slots, checkpoint_slots,
+        kv_external=false, active_external=false, kv_page_bytes=0, active_bytes=0, checkpoint_bytes=0,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn new(
+        page_size: u32,
+        checkpoint_stride: u32,
+        kv_pages: u32,
+        active_slots: u32,
+        checkpoint_slots: u32,
+        kv_external: bool,
+        active_external: bool,
+        kv_page_bytes: u64,
+        active_bytes: u64,
+        checkpoint_bytes: u64,
+    ) -> Result<Self> {
+        let pool = |capacity, external, unit_bytes| PoolConfig { capacity, external, unit_bytes };
+        let config = Config {
+            page_size,
+            checkpoint_stride,
+            kv: pool(kv_pages, kv_external, kv_page_bytes),
+            active: pool(active_slots, active_external, active_bytes),
+            checkpoints: pool(checkpoint_slots, false, checkpoint_bytes),
+        };
+        Ok(Self(Mutex::new(Ok(radixstate::Cache::new(config)?))))
+    }
+
+    /// The deepest depth, at most `tokens`, at which a checkpoint may stand: a multiple of
+    /// lcm(page_size, checkpoint_stride), counted from zero.
+    fn legal_depth(&self, tokens: usize) -> Result<usize> {
+        self.ask(|core| core.legal_depth(tokens))
+    }
+
+    /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that eviction looks at.
+    #[pyo3(signature = (tokens, namespace=None, *, max_length=None))]
+    fn lookup(
+        &self,
+        py: Python<'_>,
+        tokens: Tokens,
+        namespace: Option<&Namespace>,
+        max_length: Option<usize>,
+    ) -> Result<Match> {
+        let namespace = namespace_or_default(namespace);
+        self.call_with(py, &tokens, |core, tokens| core.lookup(&namespace, tokens, max_length)).map(Match)
+    }
+
+    /// Starts a request, all or nothing: pins what it reuses, takes an active slot and pages for `reserve` tokens
+    /// (default: the prompt).
+    ///
+    /// Raises OutOfSlotsError, NeverFitsError: nothing was evicted or refreshed. EmptyPromptError.
+    #[pyo3(signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn start(
+        &self,
+        py: Python<'_>,
+        tokens: Tokens,
+        namespace: Option<&Namespace>,
+        reserve: Option<usize>,
+        max_length: Option<usize>,
+        no_read: bool,
+        no_store: bool,
+    ) -> Result<Started> {
+        let namespace = namespace_or_default(namespace);
+        let options = StartOptions { reserve, max_length, no_read, no_store };
+        let started = self.call_with(py, &tokens, |core, tokens| core.start(&namespace, tokens, options))?;
+        Ok(Started::new(py, started)?)
+    }
+
+    /// A scheduler step's worth of starts, in order. Each succeeds or fails on its own: the list has a `Started` or
+    /// the exception that `start` would have raised.
+    fn start_many<'py>(&self, py: Python<'py>, requests: Each<'py, Request>) -> Result<Vec<Bound<'py, PyAny>>> {
+        let started = self.ask(|core| core.start_many(requests.0.iter().map(|request| request.get().as_core())))?;
+        started.into_iter().map(|started| Ok(started_or_error(py, started)?)).collect()
+    }
+
+    /// The load or clear of the sequence's slot is enqueued: the checkpoint it came from may be evicted again, and the
+    /// slot may be the source of checkpoints. Once for each sequence.
+    fn loaded(&self, sequence: &SequenceHandle) -> Result<()> {
+        sequence.0.read(|sequence| self.call(|core| core.loaded(sequence)))
+    }
+
+    /// The slot of the running state; None with an external active pool.
+    fn slot(&self, sequence: &SequenceHandle) -> Result<Option<u32>> {
+        self.view(sequence, |view| view.slot())
+    }
+
+    /// All active slots, that of the running state first.
+    fn slots(&self, sequence: &SequenceHandle) -> Result<Vec<u32>> {
+        self.view(sequence, |view| view.slots().collect())
+    }
+
+    /// Page ids of positions 0..claimed, shared ones first. With an external KV pool only the shared ones.
+    fn pages(&self, sequence: &SequenceHandle) -> Result<Vec<u32>> {
+        self.view(sequence, |view| view.pages())
+    }
+
+    /// Tokens whose KV and state came from the cache at the start.
+    fn reused(&self, sequence: &SequenceHandle) -> Result<usize> {
+        self.view(sequence, |view| view.reused())
+    }
+
+    /// Number of tokens known so far.
+    fn length(&self, sequence: &SequenceHandle) -> Result<usize> {
+        self.view(sequence, |view| view.tokens().len())
+    }
+
+    /// Positions for which pages are held.
+    fn claimed(&self, sequence: &SequenceHandle) -> Result<usize> {
+        self.view(sequence, |view| view.claimed())
+    }
+
+    /// Depth up to which KV pages are shared with the tree.
+    fn leased(&self, sequence: &SequenceHandle) -> Result<usize> {
+        self.view(sequence, |view| view.leased())
+    }
+
+    /// Every token known so far.
+    fn tokens(&self, sequence: &SequenceHandle) -> Result<Vec<u32>> {
+        self.view(sequence, |view| view.tokens().to_vec())
+    }
+
+    /// Claims pages for `n` further tokens that need not be known yet, evicting exactly what is missing.
+    ///
+    /// Raises OutOfSlotsError, NeverFitsError: nothing has changed.
+    fn grow(&self, sequence: &SequenceHandle, n: usize) -> Result<()> {
+        sequence.0.read(|sequence| self.call(|core| core.grow(sequence, n)))
+    }
+
+    /// Fills claimed positions with tokens that are now known.
+    ///
+    /// Raises NotClaimedError.
+    fn append(&self, py: Python<'_>, sequence: &SequenceHandle, tokens: Tokens) -> Result<()> {
+        sequence.0.read(|sequence| self.call_with(py, &tokens, |core, tokens| core.append(sequence, tokens)))
+    }
+
+    /// Gives back the claim on positions past the appended tokens, as after a verify that accepted only some.
+    fn shrink(&self, sequence: &SequenceHandle) -> Result<()> {
+        sequence.0.read(|sequence| self.call(|core| core.shrink(sequence)))
+    }
+
+    /// A further active slot, for kernels that write an intermediate state while the request goes on.
+    ///
+    /// Raises OutOfSlotsError, NeverFitsError; PoolModeError with an external active pool.
+    fn take_slot(&self, sequence: &SequenceHandle) -> Result<u32> {
+        sequence.0.read(|sequence| self.call(|core| core.take_slot(sequence)))
+    }
+
+    /// Takes a checkpoint slot for the state in active slot `source`, which its writer says has exactly `depth` tokens.
+    /// Evicts if needed.
+    ///
+    /// Raises UnalignedError, DepthPastEndError, NotYourSlotError, NotLoadedError.
+    fn reserve_checkpoint(&self, sequence: &SequenceHandle, depth: usize, source: u32) -> Result<Reserved> {
+        let reservation =
+            sequence.0.read(|sequence| self.call(|core| core.reserve_checkpoint(sequence, depth, source)))?;
+        Ok(reservation.into())
+    }
+
+    /// Publishes tokens, pages and state together, or nothing. Read the sequence's pages again when `replaced` is not
+    /// None or the result is a "duplicate".
+    ///
+    /// Raises NotYourPendingError; PoolModeError with an external KV pool. The pending checkpoint is consumed in
+    /// every case but WrongCacheError for the sequence.
+    fn commit(&self, sequence: &SequenceHandle, pending: &PendingHandle) -> Result<Committed> {
+        let commit = sequence.0.read(|sequence| {
+            let check = |_: &_| self.call(|core| core.view(sequence).map(drop));
+            pending.pending.consume(check, |pending| self.call(|core| core.commit(sequence, pending)))
+        })?;
+        Ok(commit.into())
+    }
+
+    /// `commit` for a sequence whose KV pages are the engine's. See `publish`.
+    fn commit_pages(
+        &self,
+        py: Python<'_>,
+        sequence: &SequenceHandle,
+        pages: Pages,
+        pending: &PendingHandle,
+    ) -> Result<Published> {
+        let published = sequence.0.read(|sequence| {
+            let check = |_: &_| self.call(|core| core.view(sequence).map(drop));
+            pending.pending.consume(check, |pending| self.call(|core| core.commit_pages(sequence, &pages.0, pending)))
+        })?;
+        Published::new(py, published)
+    }
+
+    /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in flight have retired.
+    fn finish(&self, sequence: &SequenceHandle) -> Result<()> {
+        let check = |sequence: &_| self.call(|core| core.view(sequence).map(drop));
+        sequence.0.consume(check, |sequence| self.call(|core| core.finish(sequence)))
+    }
+
+    /// Ends a request that did not complete. Does what `finish` does.
+    fn abort(&self, sequence: &SequenceHandle) -> Result<()> {
+        let check = |sequence: &_| self.call(|core| core.view(sequence).map(drop));
+        sequence.0.consume(check, |sequence| self.call(|core| core.abort(sequence)))
+    }
+
+    /// Pins what a lookup found: its node until the lease ends, its checkpoint until `lease_loaded`. A match without a
+    /// hit gives a lease at depth 0, from which a prefix can be published.
+    ///
+    /// Raises StaleError when that checkpoint is gone.
+    fn lease(&self, r#match: &Match) -> Result<LeaseHandle> {
+        self.call(|core| core.lease(&r#match.0)).map(LeaseHandle::from)
+    }
+
+    /// The checkpoint slot to load from, until the load is reported; None for a lease at depth 0.
+    fn lease_state(&self, lease: &LeaseHandle) -> Result<Option<u32>> {
+        lease.0.read(|lease| self.call(|core| core.lease_state(lease)))
+    }
+
+    /// Tokens of the leased prefix. A lease moves only deeper.
+    fn lease_depth(&self, lease: &LeaseHandle) -> Result<usize> {
+        lease.0.read(|lease| self.call(|core| core.lease_depth(lease)))
+    }
+
+    /// Page ids of the leased prefix.
+    fn lease_pages(&self, lease: &LeaseHandle) -> Result<Vec<u32>> {
+        lease.0.read(|lease| self.call(|core| core.lease_pages(lease)))
+    }
+
+    /// The load from the leased checkpoint is enqueued: it may be evicted again. Repeating it changes nothing.
+    fn lease_loaded(&self, lease: &LeaseHandle) -> Result<()> {
+        lease.0.read(|lease| self.call(|core| core.lease_loaded(lease)))
+    }
+
+    /// Ends a lease.
+    fn release(&self, lease: &LeaseHandle) -> Result<()> {
+        let check = |lease: &_| self.call(|core| core.lease_depth(lease).map(drop));
+        lease.0.consume(check, |lease| self.call(|core| core.release(lease)))
+    }
+
+    /// Takes a checkpoint slot for the state after exactly `tokens`. Evicts if needed.
+    ///
+    /// Raises UnalignedError, PrefixMismatchError.
+    fn reserve(&self, py: Python<'_>, lease: &LeaseHandle, tokens: Tokens) -> Result<Reserved> {
+        let reservation =
+            lease.0.read(|lease| self.call_with(py, &tokens, |core, tokens| core.reserve(lease, tokens)))?;
+        Ok(reservation.into())
+    }
+
+    /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the positions from the
+    /// lease's depth to the end of `tokens`; exactly those that the tree lacks are adopted.
+    ///
+    /// Raises LengthMismatchError, PageOwnershipError, PrefixMismatchError, NotYourPendingError; PoolModeError with an
+    /// internal KV pool. The pending checkpoint is consumed in every case but WrongCacheError for the lease.
+    fn publish(
+        &self,
+        py: Python<'_>,
+        lease: &LeaseHandle,
+        tokens: Tokens,
+        pages: Pages,
+        pending: &PendingHandle,
+    ) -> Result<Published> {
+        let published = lease.0.read(|lease| {
+            let check = |_: &_| self.call(|core| core.lease_depth(lease).map(drop));
+            pending.pending.consume(check, |pending| {
+                self.call_with(py, &tokens, |core, tokens| core.publish(lease, tokens, &pages.0, pending))
+            })
+        })?;
+        Published::new(py, published)
+    }
+
+    /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools.
+    fn evict(&self, pool: PoolName, n: usize) -> Result<Freed> {
+        self.ask(|core| core.evict(pool.0, n)).map(Freed::from)
+    }
+
+    /// Pages of an external KV pool that the cache has given up since the last call, each exactly once.
+    fn take_freed(&self, pool: PoolName) -> Result<Vec<u32>> {
+        self.ask(|core| core.take_freed(pool.0))
+    }
+
+    /// Declares a step: work that may touch what running sequences hold, until `retire_step`.
+    fn begin_step(&self) -> Result<u64> {
+        self.ask(radixstate::Cache::begin_step)
+    }
+
+    /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused` are the checkpoints
+    /// whose writer found a value that is not finite: they are withdrawn and were never matchable.
+    ///
+    /// Raises UnknownStepError.
+    #[pyo3(signature = (step, refused=Each(Vec::new())), text_signature = "($self, step, refused=())")]
+    fn retire_step(&self, step: u64, refused: Each<'_, Stored>) -> Result<()> {
+        let refused: Vec<_> = refused.0.iter().map(|stored| stored.get().0.clone()).collect();
+        self.call(|core| core.retire_step(step, &refused))
+    }
+
+    /// Withdraws a checkpoint whose content turned out not to be finite. Repeating it changes nothing.
+    fn refuse(&self, stored: &Stored) -> Result<()> {
+        self.call(|core| core.refuse(&stored.0))
+    }
+
+    /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what they would publish
+    /// later is refused and counted.
+    fn reset(&self) -> Result<()> {
+        self.ask(radixstate::Cache::reset)
+    }
+
+    /// All counters.
+    fn stats(&self) -> Result<Stats> {
+        self.ask(radixstate::Cache::stats).map(Stats::from)
+    }
+
+    /// Where the slots of a pool are, from O(1) counters.
+    fn usage(&self, pool: PoolName) -> Result<Usage> {
+        self.ask(|core| core.usage(pool.0)).map(Usage::from)
+    }
+
+    /// Recomputes every invariant. Its cost grows with everything that is cached. With an external KV pool,
+    /// `engine_free` are the pages that are free in the engine: none may be owned here.
+    ///
+    /// Raises CheckError with all violations.
+    #[pyo3(signature = (engine_free=None))]
+    fn check(&self, engine_free: Option<Pages>) -> Result<()> {
+        let engine_free = engine_free.map(|pages| pages.0);
+        self.call(|core| core.check(engine_free.as_deref()))
+    }
+
+    fn __repr__(&self) -> String {
+        let [kv, active, checkpoint] =
+            [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint].map(|kind| self.ask(|core| core.usage(kind)));
+        match (kv, active, checkpoint) {
+            (Ok(kv), Ok(active), Ok(checkpoint)) => {
+                let [kv, active, checkpoint] =
+                    [kv, active, checkpoint].map(|usage| format!("{}/{}", usage.capacity - usage.free, usage.capacity));
+                format!("Cache(kv={kv}, active={active}, checkpoints={checkpoint})")
+            }
+            _ => "Cache(poisoned)".into(),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The codec for a pair of pools of torch tensors on the CPU.
+
+use std::num::NonZeroUsize;
+
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+use radixstate_codec::{Checkpoint, Layout, Pair, Shape, Spec, StateType, Window};
+
+use crate::errors::{Class, Failure, Result};
+use crate::tensor::{Layers, Mover, misuse};
+
+/// Adds this file's classes to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CodecPlan>()
+}
+
+/// Moves states between an active and a checkpoint pool. Built once per pair of pools; safe to share by threads.
+///
+/// Each pool is one tensor with the layers as first dimension, or a list with one tensor per layer.
+///
+/// Args:
+///     active: [slots + 1, heads, d_v, d_k] per layer with layout `k_last`, [slots + 1, heads, d_k, d_v] with `v_last`.
+///     checkpoint: the same with slots of its own; int8, bfloat16 or the active dtype, by format.
+///     scale: [slots + 1, heads, d_k] per layer, for the int8 format only.
+///     conv: (active, checkpoint) pairs, each [slots + 1, ...] per layer, copied as bytes.
+///     layout: `k_last` or `v_last`.
+///     format: `native`, `bf16` or `int8`.
+///
+/// Raises:
+///     TensorError: shapes, dtypes, strides, devices or layer counts do not fit, or memory overlaps.
+///     ConfigError: an unknown layout or format.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct CodecPlan(Mover);
+
+#[pymethods]
+impl CodecPlan {
+    #[new]
+    #[pyo3(signature = (*, active, checkpoint, layout, format, scale=None, conv=Vec::new()))]
+    fn new(
+        active: &Bound<'_, PyAny>,
+        checkpoint: &Bound<'_, PyAny>,
+        layout: &str,
+        format: &str,
+        scale: Option<&Bound<'_, PyAny>>,
+        conv: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+    ) -> Result<Self> {
+        let layout = parse_layout(layout)?;
+        let active = Active::new(Layers::new("active", active)?, layout)?;
+        let checkpoint = Layers::new("checkpoint", checkpoint)?;
+        checkpoint.expect_slot_shape("checkpoint", &active.layers.shape()[1..])?;
+        let scale = scale.map(|scale| Layers::new("scale", scale)).transpose()?;
+        let kept = active.checkpoint(format, &checkpoint, scale.as_ref())?;
+        let mut windows = Vec::with_capacity(conv.len());
+        let mut layers = Vec::from_iter(scale);
+        for (index, (source, target)) in conv.iter().enumerate() {
+            let (window, pair) = window(index, source, target)?;
+            windows.push(window);
+            layers.extend(pair);
+        }
+        let spec = Spec {
+            state: active.state,
+            layout,
+            shape: active.shape,
+            active: active.layers.pool("active")?,
+            checkpoint: kept,
+            windows,
+        };
+        layers.extend([active.layers, checkpoint]);
+        Ok(Self(Mover::new(spec, layers)?))
+    }
+
+    /// Encodes (active slot, checkpoint slot) pairs; says of each whether its state reloads finite.
+    ///
+    /// Args:
+    ///     threads: at most this many; all that the process may use if None. The result does not depend on it.
+    ///
+    /// Raises:
+    ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
+    #[pyo3(signature = (pairs, threads=None))]
+    fn store(&self, py: Python<'_>, pairs: Vec<(Slot, Slot)>, threads: Option<NonZeroUsize>) -> Result<Vec<bool>> {
+        self.0.store(py, &to_pairs(&pairs), threads.unwrap_or_else(all_threads))
+    }
+
+    /// Decodes (checkpoint slot, active slot) pairs.
+    ///
+    /// Args:
+    ///     threads: at most this many; all that the process may use if None. The result does not depend on it.
+    ///
+    /// Raises:
+    ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
+    #[pyo3(signature = (pairs, threads=None))]
+    fn load(&self, py: Python<'_>, pairs: Vec<(Slot, Slot)>, threads: Option<NonZeroUsize>) -> Result<()> {
+        self.0.load(py, &to_pairs(&pairs), threads.unwrap_or_else(all_threads))
+    }
+}
+
+/// The active pool and what its tensors say of the states.
+struct Active {
+    layers: Layers,
+    state: StateType,
+    shape: Shape,
+}
+
+impl Active {
+    fn new(layers: Layers, layout: Layout) -> Result<Self> {
+        let state = parse_state(layers.dtype())?;
+        let &[_, heads, rows, columns] = layers.shape() else {
+            return Err(misuse(format!(
+                "active: a layer must have dimensions [slots, heads, rows, columns], its shape is {:?}",
+                layers.shape()
+            )));
+        };
+        let (d_k, d_v) = match layout {
+            Layout::KLast => (columns, rows),
+            Layout::VLast => (rows, columns),
+        };
+        Ok(Self { layers, state, shape: Shape { heads, d_k, d_v } })
+    }
+
+    /// The checkpoint pool in its format, with the dtypes that the format asks for.
+    fn checkpoint(&self, format: &str, pool: &Layers, scale: Option<&Layers>) -> Result<Checkpoint> {
+        let expect = |dtype| {
+            pool.expect_dtype("checkpoint", dtype)?;
+            pool.pool("checkpoint")
+        };
+        match (format, scale) {
+            ("native", None) => expect(self.layers.dtype()).map(Checkpoint::Native),
+            ("bf16", None) => expect("bfloat16").map(Checkpoint::Bf16),
+            ("int8", Some(scale)) => {
+                scale.expect_dtype("scale", dtype_name(self.state.scale()))?;
+                scale.expect_slot_shape("scale", &[self.shape.heads, self.shape.d_k])?;
+                Ok(Checkpoint::Int8 { q: expect("int8")?, scale: scale.pool("scale")? })
+            }
+            ("int8", None) => Err(misuse("scale: the int8 format needs a tensor of scales, got none".to_owned())),
+            ("native" | "bf16", Some(_)) => {
+                Err(misuse(format!("scale: the {format} format has no scales, a tensor was given")))
+            }
+            _ => Err(config(format!("format must be native, bf16 or int8, got {format:?}"))),
+        }
+    }
+}
+
+/// A window and the tensors it lies in.
+fn window(index: usize, active: &Bound<'_, PyAny>, checkpoint: &Bound<'_, PyAny>) -> Result<(Window, [Layers; 2])> {
+    let (from, to) = (format!("conv {index}, active"), format!("conv {index}, checkpoint"));
+    let (source, target) = (Layers::new(&from, active)?, Layers::new(&to, checkpoint)?);
+    target.expect_dtype(&to, source.dtype())?;
+    target.expect_slot_shape(&to, source.shape().get(1..).unwrap_or_default())?;
+    if source.inner_dimensions() != target.inner_dimensions() {
+        return Err(misuse(format!("{to}: the strides of a slot must be those of the active tensor")));
+    }
+    let ((active, bytes), (checkpoint, _)) = (source.window(&from)?, target.window(&to)?);
+    Ok((Window { active, checkpoint, bytes }, [source, target]))
+}
+
+fn config(message: String) -> Failure {
+    Failure::Refused(Class::Config, message)
+}
+
+fn parse_layout(layout: &str) -> Result<Layout> {
+    match layout {
+        "k_last" => Ok(Layout::KLast),
+        "v_last" => Ok(Layout::VLast),
+        _ => Err(config(format!("layout must be k_last or v_last, got {layout:?}"))),
+    }
+}
+
+fn parse_state(dtype: &str) -> Result<StateType> {
+    [StateType::Bf16, StateType::Fp16, StateType::Fp32]
+        .into_iter()
+        .find(|&state| dtype_name(state) == dtype)
+        .ok_or_else(|| misuse(format!("active: dtype must be bfloat16, float16 or float32, it is {dtype}")))
+}
+
+fn dtype_name(state: StateType) -> &'static str {
+    match state {
+        StateType::Bf16 => "bfloat16",
+        StateType::Fp16 => "float16",
+        StateType::Fp32 => "float32",
+    }
+}
+
+/// A slot id. A number that can't be one is reported as a slot, not as an overflow.
+struct Slot(u32);
+
+impl FromPyObject<'_, '_> for Slot {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        match object.extract::<u32>() {
+            Ok(slot) => Ok(Self(slot)),
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                let message = format!("slot {} is outside 0..2**32 - 1", object.str()?);
+                Err(Failure::Refused(Class::Slot, message))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn to_pairs(pairs: &[(Slot, Slot)]) -> Vec<Pair> {
+    pairs.iter().map(|(source, destination)| Pair { source: source.0, destination: destination.0 }).collect()
+}
+
+fn all_threads() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}

@@ -1,0 +1,144 @@
+//! What Python holds of a cache: handles that can be given back once.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use radixstate::{Lease, Pending, Sequence};
+
+use crate::errors::{Class, Failure, Result};
+
+/// A handle of the core until it is given back. Dropping it, on any thread, only notes that in the cache's inbox.
+pub(crate) struct Owned<T> {
+    handle: Mutex<Option<T>>,
+    gone: &'static str,
+}
+
+impl<T> Owned<T> {
+    /// Wraps a handle; `gone` is the message once it was given back.
+    fn new(handle: T, gone: &'static str) -> Self {
+        Self { handle: Mutex::new(Some(handle)), gone }
+    }
+
+    /// Calls with the handle, which stays.
+    pub(crate) fn read<R>(&self, call: impl FnOnce(&T) -> Result<R>) -> Result<R> {
+        call(self.lock().as_ref().ok_or_else(|| self.gone())?)
+    }
+
+    /// Gives the handle to `call`, unless `check` objects.
+    pub(crate) fn consume<R>(
+        &self,
+        check: impl FnOnce(&T) -> Result<()>,
+        call: impl FnOnce(T) -> Result<R>,
+    ) -> Result<R> {
+        let mut held = self.lock();
+        let handle = held.take().ok_or_else(|| self.gone())?;
+        if let Err(objection) = check(&handle) {
+            *held = Some(handle);
+            return Err(objection);
+        }
+        call(handle)
+    }
+
+    fn used(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    fn gone(&self) -> Failure {
+        Failure::Refused(Class::UseAfterFinish, self.gone.into())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        // A panic of the core is caught before it gets here; the option is whole at every moment.
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A running request: its slots, pages and pins, until it is finished, aborted or dropped.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct SequenceHandle(pub(crate) Owned<Sequence>);
+
+impl From<Sequence> for SequenceHandle {
+    fn from(sequence: Sequence) -> Self {
+        Self(Owned::new(sequence, "this sequence was finished or aborted"))
+    }
+}
+
+#[pymethods]
+impl SequenceHandle {
+    /// Whether it was finished or aborted.
+    #[getter]
+    fn used(&self) -> bool {
+        self.0.used()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("SequenceHandle(used={})", python_bool(self.used()))
+    }
+}
+
+/// Pins one cached prefix, until it is released or dropped.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct LeaseHandle(pub(crate) Owned<Lease>);
+
+impl From<Lease> for LeaseHandle {
+    fn from(lease: Lease) -> Self {
+        Self(Owned::new(lease, "this lease was released"))
+    }
+}
+
+#[pymethods]
+impl LeaseHandle {
+    /// Whether it was released.
+    #[getter]
+    fn used(&self) -> bool {
+        self.0.used()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("LeaseHandle(used={})", python_bool(self.used()))
+    }
+}
+
+/// A checkpoint slot that is being written, until it is committed, published or dropped.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct PendingHandle {
+    pub(crate) pending: Owned<Pending>,
+    /// The checkpoint slot to encode into.
+    #[pyo3(get)]
+    slot: u32,
+    /// The depth, in tokens, that the written state must have.
+    #[pyo3(get)]
+    depth: usize,
+}
+
+impl From<Pending> for PendingHandle {
+    fn from(pending: Pending) -> Self {
+        let (slot, depth) = (pending.slot(), pending.depth());
+        Self { pending: Owned::new(pending, "this pending checkpoint was committed"), slot, depth }
+    }
+}
+
+#[pymethods]
+impl PendingHandle {
+    /// Whether it was committed or published.
+    #[getter]
+    fn used(&self) -> bool {
+        self.pending.used()
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { slot, depth, .. } = self;
+        format!("PendingHandle(slot={slot}, depth={depth}, used={})", python_bool(self.used()))
+    }
+}
+
+fn python_bool(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
+}
+
+/// Adds the handles to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<SequenceHandle>()?;
+    module.add_class::<LeaseHandle>()?;
+    module.add_class::<PendingHandle>()
+}

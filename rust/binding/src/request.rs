@@ -1,0 +1,123 @@
+//! What a caller asks with.
+
+use pyo3::PyTypeCheck;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use radixstate::{PoolKind, StartOptions};
+
+use crate::errors::{Class, Failure, Result};
+use crate::tokens::Tokens;
+
+/// Keys in different namespaces never match. `adapter` and `epoch` change on every reload of an adapter or of the
+/// weights; `tenant` keeps one account's prefixes from another's.
+#[pyclass(frozen, eq, hash, module = "radixstate._native", skip_from_py_object)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Namespace(pub(crate) radixstate::Namespace);
+
+#[pymethods]
+impl Namespace {
+    #[new]
+    #[pyo3(signature = (adapter=0, tenant=None, epoch=0))]
+    fn new(adapter: u64, tenant: Option<&str>, epoch: u64) -> Self {
+        Self(radixstate::Namespace::new(adapter, tenant, epoch))
+    }
+
+    /// Identity of the adapter's loaded weights, 0 for none.
+    #[getter]
+    fn adapter(&self) -> u64 {
+        self.0.adapter()
+    }
+
+    /// Salt of the tenant.
+    #[getter]
+    fn tenant(&self) -> Option<&str> {
+        self.0.tenant()
+    }
+
+    /// Generation of the model's weights.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.0.epoch()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let tenant = self.0.tenant().into_pyobject(py)?.repr()?;
+        Ok(format!("Namespace(adapter={}, tenant={tenant}, epoch={})", self.0.adapter(), self.0.epoch()))
+    }
+}
+
+/// The namespace of a call that names none: the bare model's.
+pub(crate) fn namespace_or_default(namespace: Option<&Namespace>) -> radixstate::Namespace {
+    namespace.map_or_else(radixstate::Namespace::default, |namespace| namespace.0.clone())
+}
+
+/// One prompt of `Cache.start_many`. Its tokens are converted once, however often it is tried again.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct Request {
+    tokens: Vec<u32>,
+    namespace: radixstate::Namespace,
+    options: StartOptions,
+}
+
+impl Request {
+    pub(crate) fn as_core(&self) -> radixstate::Request<'_> {
+        let Self { tokens, namespace, options } = self;
+        radixstate::Request { namespace, tokens, options: *options }
+    }
+}
+
+#[pymethods]
+impl Request {
+    #[new]
+    #[pyo3(signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false))]
+    fn new(
+        py: Python<'_>,
+        tokens: Tokens,
+        namespace: Option<&Namespace>,
+        reserve: Option<usize>,
+        max_length: Option<usize>,
+        no_read: bool,
+        no_store: bool,
+    ) -> Self {
+        let options = StartOptions { reserve, max_length, no_read, no_store };
+        Self { tokens: tokens.into_vec(py), namespace: namespace_or_default(namespace), options }
+    }
+
+    fn __len__(&self) -> usize {
+        self.tokens.len()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Request({} tokens)", self.tokens.len())
+    }
+}
+
+/// A pool by name.
+pub(crate) struct PoolName(pub(crate) PoolKind);
+
+impl FromPyObject<'_, '_> for PoolName {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        match object.cast::<PyString>()?.to_str()? {
+            "kv" => Ok(Self(PoolKind::Kv)),
+            "active" => Ok(Self(PoolKind::Active)),
+            "checkpoint" => Ok(Self(PoolKind::Checkpoint)),
+            name => {
+                let message = format!("pool '{name}' is none of 'kv', 'active', 'checkpoint'");
+                Err(Failure::Refused(Class::Misuse, message))
+            }
+        }
+    }
+}
+
+/// Objects of one class, from any iterable.
+pub(crate) struct Each<'py, T>(pub(crate) Vec<Bound<'py, T>>);
+
+impl<'py, T: PyTypeCheck> FromPyObject<'_, 'py> for Each<'py, T> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object.try_iter()?.map(|item| Ok(item?.cast_into()?)).collect::<PyResult<_>>().map(Self)
+    }
+}

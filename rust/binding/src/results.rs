@@ -1,0 +1,277 @@
+//! What operations return, as frozen classes.
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use radixstate::{Begin, Commit, OutOfSlots, Reason, Reservation, Skip};
+
+use crate::errors::{Failure, Result};
+use crate::handles::{PendingHandle, SequenceHandle};
+
+/// What of a prompt can be reused. A hint: the cache checks it again when it is used.
+#[pyclass(frozen, eq, module = "radixstate._native", skip_from_py_object)]
+#[derive(Clone, PartialEq)]
+pub(crate) struct Match(pub(crate) radixstate::Match);
+
+#[pymethods]
+impl Match {
+    /// Tokens whose KV and state can be reused, at most the prompt's length - 1.
+    #[getter]
+    fn length(&self) -> usize {
+        self.0.length
+    }
+
+    /// Tokens whose KV is cached, in whole pages; at least `length`.
+    #[getter]
+    fn kv_length(&self) -> usize {
+        self.0.kv_length
+    }
+
+    /// Deepest legal depth at which a checkpoint would have helped this prompt, or None.
+    #[getter]
+    fn branch(&self) -> Option<usize> {
+        self.0.branch
+    }
+
+    /// Why `length` is what it is: "hit", "no_prefix", "no_state", "unaligned" or "not_ready".
+    #[getter]
+    fn reason(&self) -> &'static str {
+        match self.0.reason {
+            Reason::Hit => "hit",
+            Reason::NoPrefix => "no_prefix",
+            Reason::NoState => "no_state",
+            Reason::Unaligned => "unaligned",
+            Reason::NotReady => "not_ready",
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let (length, kv_length, branch, reason) =
+            (self.0.length, self.0.kv_length, python_option(self.0.branch), self.reason());
+        format!("Match(length={length}, kv_length={kv_length}, branch={branch}, reason='{reason}')")
+    }
+}
+
+/// A sequence that has everything it asked for.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct Started {
+    /// Owns the slots, pages and pins.
+    #[pyo3(get)]
+    sequence: Py<SequenceHandle>,
+    /// What was reused.
+    #[pyo3(get, name = "match")]
+    matched: Py<Match>,
+    /// The checkpoint slot to load into the active slot; None: clear it. Then call `loaded`.
+    #[pyo3(get)]
+    load_from: Option<u32>,
+    /// The active slot; None with an external active pool.
+    #[pyo3(get)]
+    slot: Option<u32>,
+}
+
+impl Started {
+    pub(crate) fn new(py: Python<'_>, started: radixstate::Started) -> PyResult<Self> {
+        let radixstate::Started { sequence, matched, begin } = started;
+        let (load_from, slot) = match begin {
+            Begin::Clear { dst } => (None, dst),
+            Begin::Load { src, dst } => (Some(src), dst),
+        };
+        let (sequence, matched) = (Py::new(py, SequenceHandle::from(sequence))?, Py::new(py, Match(matched))?);
+        Ok(Self { sequence, matched, load_from, slot })
+    }
+}
+
+#[pymethods]
+impl Started {
+    fn __repr__(&self) -> String {
+        let matched = self.matched.get().__repr__();
+        let (load_from, slot) = (python_option(self.load_from), python_option(self.slot));
+        format!("Started(match={matched}, load_from={load_from}, slot={slot})")
+    }
+}
+
+/// One result of `Cache.start_many`: a `Started`, or the exception that `start` would have raised.
+pub(crate) fn started_or_error(
+    py: Python<'_>,
+    started: std::result::Result<radixstate::Started, radixstate::Error>,
+) -> PyResult<Bound<'_, PyAny>> {
+    match started {
+        Ok(started) => Started::new(py, started)?.into_bound_py_any(py),
+        Err(error) => Ok(PyErr::from(Failure::from(error)).into_value(py).into_bound(py).into_any()),
+    }
+}
+
+/// A checkpoint that is now in the tree.
+#[pyclass(frozen, eq, module = "radixstate._native", skip_from_py_object)]
+#[derive(Clone, PartialEq)]
+pub(crate) struct Stored(pub(crate) radixstate::Stored);
+
+#[pymethods]
+impl Stored {
+    /// Tokens that the state stands for.
+    #[getter]
+    fn depth(&self) -> usize {
+        self.0.depth
+    }
+
+    /// Its slot in the checkpoint pool.
+    #[getter]
+    fn slot(&self) -> u32 {
+        self.0.slot
+    }
+
+    /// Names this store; never reused.
+    #[getter]
+    fn serial(&self) -> u64 {
+        self.0.serial
+    }
+
+    /// The step that writes it; lookups ignore it until that step retires. None: ready at once.
+    #[getter]
+    fn step(&self) -> Option<u64> {
+        self.0.step
+    }
+
+    /// Tokens [from, to) whose private pages were replaced by pages that were cached already, or None.
+    #[getter]
+    fn replaced(&self) -> Option<(usize, usize)> {
+        let range = &self.0.replaced;
+        (!range.is_empty()).then_some((range.start, range.end))
+    }
+
+    fn __repr__(&self) -> String {
+        let radixstate::Stored { depth, slot, serial, step, .. } = &self.0;
+        let step = python_option(*step);
+        let replaced = self.replaced().map_or_else(|| "None".into(), |range| format!("{range:?}"));
+        format!("Stored(depth={depth}, slot={slot}, serial={serial}, step={step}, replaced={replaced})")
+    }
+}
+
+/// No checkpoint was stored. Storing is optional work: this is no error.
+#[pyclass(frozen, eq, module = "radixstate._native", skip_from_py_object)]
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Skipped(Skip);
+
+impl Skipped {
+    fn room(self) -> Option<OutOfSlots> {
+        if let Skip::NoRoom(short) = self.0 { Some(short) } else { None }
+    }
+}
+
+#[pymethods]
+impl Skipped {
+    /// "duplicate", "no_room", "not_aligned", "no_store" or "reset".
+    #[getter]
+    fn reason(&self) -> &'static str {
+        match self.0 {
+            Skip::Duplicate => "duplicate",
+            Skip::NoRoom(_) => "no_room",
+            Skip::NotAligned => "not_aligned",
+            Skip::NoStore => "no_store",
+            Skip::Reset => "reset",
+        }
+    }
+
+    /// With "no_room": checkpoint slots wanted.
+    #[getter]
+    fn wanted(&self) -> Option<usize> {
+        Some(self.room()?.wanted)
+    }
+
+    /// With "no_room": checkpoint slots free.
+    #[getter]
+    fn free(&self) -> Option<usize> {
+        Some(self.room()?.free)
+    }
+
+    /// With "no_room": checkpoint slots that eviction could have freed.
+    #[getter]
+    fn evictable(&self) -> Option<usize> {
+        Some(self.room()?.evictable)
+    }
+
+    fn __repr__(&self) -> String {
+        let reason = self.reason();
+        match self.room() {
+            None => format!("Skipped(reason='{reason}')"),
+            Some(OutOfSlots { wanted, free, evictable, .. }) => {
+                format!("Skipped(reason='{reason}', wanted={wanted}, free={free}, evictable={evictable})")
+            }
+        }
+    }
+}
+
+/// What a reservation returns.
+#[derive(IntoPyObject)]
+pub(crate) enum Reserved {
+    Pending(PendingHandle),
+    Skipped(Skipped),
+}
+
+impl From<Reservation> for Reserved {
+    fn from(reservation: Reservation) -> Self {
+        match reservation {
+            Reservation::Pending(pending) => Self::Pending(pending.into()),
+            Reservation::Skipped(skip) => Self::Skipped(Skipped(skip)),
+        }
+    }
+}
+
+/// What a commit returns.
+#[derive(IntoPyObject)]
+pub(crate) enum Committed {
+    Stored(Stored),
+    Skipped(Skipped),
+}
+
+impl From<Commit> for Committed {
+    fn from(commit: Commit) -> Self {
+        match commit {
+            Commit::Stored(stored) => Self::Stored(Stored(stored)),
+            Commit::Skipped(skip) => Self::Skipped(Skipped(skip)),
+        }
+    }
+}
+
+/// What publishing with the engine's own pages did.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct Published {
+    /// A `Stored` or a `Skipped`.
+    #[pyo3(get)]
+    outcome: Py<PyAny>,
+    /// The pages now valid for the positions from the lease's old depth to the published depth.
+    #[pyo3(get)]
+    canonical: Vec<u32>,
+    /// Given pages that were cached already: not adopted, still the caller's to free.
+    #[pyo3(get)]
+    duplicates: Vec<u32>,
+}
+
+impl Published {
+    pub(crate) fn new(py: Python<'_>, published: radixstate::Published) -> Result<Self> {
+        let radixstate::Published { outcome, canonical, duplicates } = published;
+        let outcome = Committed::from(outcome).into_py_any(py)?;
+        Ok(Self { outcome, canonical, duplicates })
+    }
+}
+
+#[pymethods]
+impl Published {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let Self { outcome, canonical, duplicates } = self;
+        let outcome = outcome.bind(py).repr()?;
+        Ok(format!("Published(outcome={outcome}, canonical={canonical:?}, duplicates={duplicates:?})"))
+    }
+}
+
+fn python_option<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "None".into(), |value| value.to_string())
+}
+
+/// Adds the results to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Match>()?;
+    module.add_class::<Started>()?;
+    module.add_class::<Stored>()?;
+    module.add_class::<Skipped>()?;
+    module.add_class::<Published>()
+}

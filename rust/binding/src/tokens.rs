@@ -1,0 +1,314 @@
+//! Tokens and page ids as Python has them: lists, buffers, torch tensors, any iterable of integers.
+//!
+//! A buffer of u32 is read in place; every other source is converted, with a range check.
+
+use std::ffi::{CStr, c_void};
+use std::fmt::Display;
+use std::{ptr, slice};
+
+use pyo3::buffer::{ElementType, PyUntypedBuffer};
+use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyList};
+
+use crate::errors::{Class, Failure, Result};
+
+/// The tokens of one call.
+pub(crate) enum Tokens {
+    /// A C-contiguous, aligned, one-dimensional buffer of native u32; its owner is kept from resizing it.
+    Lent(PyUntypedBuffer),
+    Owned(Vec<u32>),
+}
+
+/// Page ids of one call. A number that can't be an id is reported as a page, not as a token.
+pub(crate) struct Pages(pub(crate) Vec<u32>);
+
+impl Tokens {
+    /// The tokens, in place.
+    ///
+    /// # Safety
+    /// Until the slice is gone, the calling thread
+    /// - stays attached to the interpreter, and
+    /// - runs no Python code,
+    ///
+    /// so that nobody who follows Python's rules writes to the buffer.
+    pub(crate) unsafe fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::Owned(tokens) => tokens,
+            Self::Lent(buffer) if buffer.item_count() == 0 => &[],
+            // SAFETY: `read_buffer` has seen that the buffer holds `item_count` aligned, contiguous u32; it stays
+            // exported, so allocated, while `self` lives; the caller sees to it that nothing writes.
+            Self::Lent(buffer) => unsafe { slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) },
+        }
+    }
+
+    /// The tokens as a vector of their own.
+    pub(crate) fn into_vec(self, _attached: Python<'_>) -> Vec<u32> {
+        match self {
+            Self::Owned(tokens) => tokens,
+            // SAFETY: `_attached` proves that this thread is attached, and `to_vec` runs no Python code.
+            Self::Lent(_) => unsafe { self.as_slice() }.to_vec(),
+        }
+    }
+}
+
+impl FromPyObject<'_, '_> for Tokens {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        read(&object).map_err(|unfit| unfit.into_failure("token", Class::TokenRange, "0..2**32 - 1"))
+    }
+}
+
+impl FromPyObject<'_, '_> for Pages {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        match read(&object) {
+            Ok(ids) => Ok(Self(ids.into_vec(object.py()))),
+            Err(unfit) => Err(unfit.into_failure("kv page", Class::PageOwnership, "1..=capacity")),
+        }
+    }
+}
+
+type Read<T> = std::result::Result<T, Unfit>;
+
+/// Why an object can't be read as numbers of 32 bits.
+enum Unfit {
+    Range { position: usize, value: String },
+    Memory(String),
+    Python(PyErr),
+}
+
+impl Unfit {
+    fn into_failure(self, what: &str, range: Class, bounds: &str) -> Failure {
+        match self {
+            Self::Range { position, value } => {
+                Failure::Refused(range, format!("{what} {value} at position {position} is outside {bounds}"))
+            }
+            Self::Memory(why) => Failure::Refused(Class::Tensor, format!("{what}s: {why}")),
+            Self::Python(error) => Failure::Python(error),
+        }
+    }
+}
+
+impl From<PyErr> for Unfit {
+    fn from(error: PyErr) -> Self {
+        Self::Python(error)
+    }
+}
+
+fn read(object: &Bound<'_, PyAny>) -> Read<Tokens> {
+    if let Ok(list) = object.cast::<PyList>() {
+        return read_items(list.iter().map(Ok));
+    }
+    let py = object.py();
+    match PyUntypedBuffer::get(object) {
+        Ok(buffer) => read_buffer(buffer),
+        Err(error) if error.is_instance_of::<PyBufferError>(py) => {
+            Err(Unfit::Memory(format!("no readable buffer: {}", error.value(py))))
+        }
+        Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error.into()),
+        Err(_) if is_tensor(object)? => read_tensor(object),
+        Err(_) => read_items(object.try_iter()?),
+    }
+}
+
+fn read_items<'py>(items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>) -> Read<Tokens> {
+    let mut numbers = Vec::with_capacity(items.size_hint().0);
+    for (position, item) in items.enumerate() {
+        let item = item?;
+        match item.extract::<u32>() {
+            Ok(number) => numbers.push(number),
+            Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
+                return Err(Unfit::Range { position, value: item.str()?.to_string() });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Tokens::Owned(numbers))
+}
+
+/// The element types that tokens come in.
+#[derive(Clone, Copy)]
+enum Element {
+    U32,
+    I32,
+    U64,
+    I64,
+}
+
+impl Element {
+    fn size(self) -> usize {
+        match self {
+            Self::U32 | Self::I32 => 4,
+            Self::U64 | Self::I64 => 8,
+        }
+    }
+
+    /// By format of the buffer protocol. `PyBuffer<T>` is no help here: it takes big-endian numbers for native ones.
+    fn of_format(format: &CStr) -> Option<Self> {
+        let foreign: &[u8] = if cfg!(target_endian = "little") { b">!" } else { b"<" };
+        if format.to_bytes().first().is_some_and(|order| foreign.contains(order)) {
+            return None;
+        }
+        match ElementType::from_format(format) {
+            ElementType::UnsignedInteger { bytes: 4 } => Some(Self::U32),
+            ElementType::SignedInteger { bytes: 4 } => Some(Self::I32),
+            ElementType::UnsignedInteger { bytes: 8 } => Some(Self::U64),
+            ElementType::SignedInteger { bytes: 8 } => Some(Self::I64),
+            _ => None,
+        }
+    }
+
+    /// By name of the torch dtype.
+    fn of_dtype(name: &str) -> Option<Self> {
+        match name {
+            "torch.uint32" => Some(Self::U32),
+            "torch.int32" => Some(Self::I32),
+            "torch.uint64" => Some(Self::U64),
+            "torch.int64" => Some(Self::I64),
+            _ => None,
+        }
+    }
+}
+
+/// Contiguous, aligned numbers at an address.
+struct Memory {
+    address: *const c_void,
+    count: usize,
+    element: Element,
+}
+
+impl Memory {
+    /// Checks what a buffer or tensor says of itself.
+    fn new(address: *const c_void, count: usize, element: Element, dimensions: usize, contiguous: bool) -> Read<Self> {
+        let unfit = |why: String| Err(Unfit::Memory(why));
+        if dimensions != 1 {
+            return unfit(format!("1 dimension expected, got {dimensions}"));
+        }
+        if !contiguous {
+            return unfit("contiguous memory expected, got a strided view".into());
+        }
+        // No numbers may be anywhere: an empty array is at an odd address, an empty tensor at 0. A fake one is too.
+        if count > 0 && (address.is_null() || !address.addr().is_multiple_of(element.size())) {
+            return unfit(format!(
+                "{count} numbers at address {:#x} can't be of {} bytes",
+                address.addr(),
+                element.size()
+            ));
+        }
+        Ok(Self { address, count, element })
+    }
+
+    /// Copies the numbers.
+    ///
+    /// # Safety
+    /// - The address holds `count` numbers of that type.
+    /// - Nothing writes to them meanwhile.
+    unsafe fn convert(&self) -> Read<Vec<u32>> {
+        if self.count == 0 {
+            return Ok(Vec::new());
+        }
+        let Self { address, count, element } = *self;
+        // SAFETY: the caller vouches for all but the alignment, which `new` has checked.
+        unsafe {
+            match element {
+                Element::U32 => Ok(slice::from_raw_parts(address.cast::<u32>(), count).to_vec()),
+                Element::I32 => narrow(slice::from_raw_parts(address.cast::<i32>(), count)),
+                Element::U64 => narrow(slice::from_raw_parts(address.cast::<u64>(), count)),
+                Element::I64 => narrow(slice::from_raw_parts(address.cast::<i64>(), count)),
+            }
+        }
+    }
+}
+
+fn wrong_type(got: impl Display) -> Unfit {
+    Unfit::Memory(format!("native int32, int64, uint32 or uint64 expected, got {got}"))
+}
+
+fn read_buffer(buffer: PyUntypedBuffer) -> Read<Tokens> {
+    let format = buffer.format();
+    let element = Element::of_format(format).filter(|element| element.size() == buffer.item_size());
+    let element = element.ok_or_else(|| wrong_type(format.to_string_lossy()))?;
+    let (dimensions, contiguous) = (buffer.dimensions(), buffer.is_c_contiguous());
+    let memory = Memory::new(buffer.buf_ptr(), buffer.item_count(), element, dimensions, contiguous)?;
+    if let Element::U32 = element {
+        return Ok(Tokens::Lent(buffer));
+    }
+    // SAFETY: the exporter says what is there and can't move it before `buffer` is dropped; this thread is attached to
+    // the interpreter and runs no Python code meanwhile.
+    unsafe { memory.convert() }.map(Tokens::Owned)
+}
+
+fn read_tensor(object: &Bound<'_, PyAny>) -> Read<Tokens> {
+    let py = object.py();
+    let dtype = object.getattr(intern!(py, "dtype"))?.str()?;
+    let element = Element::of_dtype(&dtype.to_string_lossy()).ok_or_else(|| wrong_type(dtype))?;
+    if !object.getattr(intern!(py, "is_cpu"))?.extract::<bool>()? {
+        let device = object.getattr(intern!(py, "device"))?;
+        return Err(Unfit::Memory(format!("a cpu tensor expected, got one on {device}")));
+    }
+    let dimensions = object.call_method0(intern!(py, "dim"))?.extract()?;
+    let contiguous = object.call_method0(intern!(py, "is_contiguous"))?.extract()?;
+    let count = object.call_method0(intern!(py, "numel"))?.extract()?;
+    let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let memory = Memory::new(ptr::with_exposed_provenance(address), count, element, dimensions, contiguous)?;
+    // SAFETY: torch says what is there; `object` keeps it alive, and since it was asked for its address no Python code
+    // has run that could resize it. This thread is attached to the interpreter.
+    unsafe { memory.convert() }.map(Tokens::Owned)
+}
+
+/// Whether this is a `torch.Tensor`. Where torch was never imported there are none.
+fn is_tensor(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static TENSOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = object.py();
+    if let Some(class) = TENSOR.get(py) {
+        return object.is_instance(class.bind(py));
+    }
+    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+    let Some(torch) = modules.cast::<PyDict>()?.get_item(intern!(py, "torch"))? else { return Ok(false) };
+    let class = torch.getattr(intern!(py, "Tensor"))?;
+    object.is_instance(TENSOR.get_or_init(py, || class.unbind()).bind(py))
+}
+
+/// A signed or unsigned integer.
+trait Integer: Copy + Display {
+    /// Its two's complement in 64 bits: above 32 bits exactly for what no u32 equals.
+    fn bits(self) -> u64;
+}
+
+impl Integer for i32 {
+    fn bits(self) -> u64 {
+        i64::from(self) as u64
+    }
+}
+
+impl Integer for i64 {
+    fn bits(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Integer for u64 {
+    fn bits(self) -> u64 {
+        self
+    }
+}
+
+/// Converts in one pass that the compiler vectorises; looks for the culprit only when there is one.
+fn narrow<T: Integer>(numbers: &[T]) -> Read<Vec<u32>> {
+    let mut seen = 0;
+    let narrowed = numbers.iter().map(|number| {
+        seen |= number.bits();
+        number.bits() as u32
+    });
+    let narrowed = narrowed.collect();
+    if seen >> 32 == 0 {
+        return Ok(narrowed);
+    }
+    let position = numbers.iter().position(|number| number.bits() >> 32 != 0).expect("one of them set the bits seen");
+    Err(Unfit::Range { position, value: numbers[position].to_string() })
+}

@@ -1,0 +1,6 @@
+//! The codec from outside, by address.
+
+mod backends;
+mod common;
+mod contract;
+mod misuse;

@@ -1,0 +1,194 @@
+//! Seeded bugs and damaged structures: `check()` names the rule that each of them breaks.
+
+use crate::cache::{Cache, Config};
+use crate::check::{Report, Rule};
+use crate::fault::{Fault, with};
+use crate::handle::Sequence;
+use crate::key::Namespace;
+use crate::ledger::Stored;
+use crate::pool::{PoolConfig, PoolKind, Slot};
+use crate::sequence::{Commit, Reservation, StartOptions};
+
+const PROMPT: [u32; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+
+/// Pages of 2 tokens, checkpoints every 2.
+fn cache() -> Cache {
+    let (kv, active, checkpoints) = (PoolConfig::internal(16), PoolConfig::internal(4), PoolConfig::internal(4));
+    Cache::new(Config { page_size: 2, checkpoint_stride: 2, kv, active, checkpoints }).unwrap()
+}
+
+/// A running request whose slot is ready.
+fn start(cache: &mut Cache, tokens: &[u32]) -> Sequence {
+    let started = cache.start(&Namespace::default(), tokens, StartOptions::default()).unwrap();
+    cache.loaded(&started.sequence).unwrap();
+    started.sequence
+}
+
+fn checkpoint(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Stored {
+    let source = cache.view(sequence).unwrap().slot().unwrap();
+    let reservation = cache.reserve_checkpoint(sequence, depth, source).unwrap();
+    let Reservation::Pending(pending) = reservation else { panic!("{reservation:?}") };
+    match cache.commit(sequence, pending).unwrap() {
+        Commit::Stored(stored) => stored,
+        skipped => panic!("{skipped:?}"),
+    }
+}
+
+/// A cache with one prefix of 8 tokens.
+fn filled() -> (Cache, Stored) {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &PROMPT);
+    let stored = checkpoint(&mut cache, &sequence, 8);
+    cache.finish(sequence).unwrap();
+    (cache, stored)
+}
+
+/// A request that has not yet loaded the state it hit.
+fn reader(cache: &mut Cache) -> Sequence {
+    let started = cache.start(&Namespace::default(), &PROMPT, StartOptions::default()).unwrap();
+    assert_eq!(started.matched.length, 8);
+    started.sequence
+}
+
+fn report(cache: &mut Cache) -> Report {
+    cache.check(None).expect_err("the damage is found")
+}
+
+/// The checker finds `rule` broken, and says something that contains `words`.
+fn assert_found(cache: &mut Cache, rule: Rule, words: &str) {
+    let report = report(cache);
+    let found = report.violations.iter().any(|violation| violation.rule == rule && violation.detail.contains(words));
+    assert!(found, "{rule:?} with {words:?} is not in: {report}");
+}
+
+#[test]
+fn a_lost_slot_is_found() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &PROMPT);
+    with(Fault::LostSlot, || cache.finish(sequence)).unwrap();
+    assert_found(&mut cache, Rule::OneOwner, "kv slot 1 is lost");
+    assert_found(&mut cache, Rule::OneOwner, "active slot 1 is lost");
+    assert_found(&mut cache, Rule::Counters, "does not add up to its capacity");
+}
+
+#[test]
+fn a_slot_freed_twice_is_found() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &PROMPT);
+    with(Fault::DoubledSlot, || cache.finish(sequence)).unwrap();
+    assert_found(&mut cache, Rule::OneOwner, "active slot 1 is owned twice: [FreeList, FreeList]");
+}
+
+#[test]
+fn a_checkpoint_freed_while_it_is_read_is_found() {
+    let (mut cache, stored) = filled();
+    let _reader = reader(&mut cache);
+    with(Fault::EarlyFree, || cache.refuse(&stored)).unwrap();
+    assert_found(&mut cache, Rule::PinnedCheckpoint, "pins on checkpoints that are gone");
+    let (mut cache, _) = filled();
+    let _reader = reader(&mut cache);
+    with(Fault::EarlyFree, || cache.reset());
+    assert_found(&mut cache, Rule::PinnedCheckpoint, "pins on checkpoints that are gone");
+}
+
+#[test]
+fn a_pin_that_eviction_ignores_is_found() {
+    let (mut cache, _) = filled();
+    let _reader = with(Fault::IgnoredPin, || reader(&mut cache));
+    assert_found(&mut cache, Rule::Order, "state: false");
+}
+
+#[test]
+fn pages_pinned_without_being_counted_are_found() {
+    let (mut cache, _) = filled();
+    let _reader = with(Fault::WrongCounter, || reader(&mut cache));
+    assert_found(&mut cache, Rule::Counters, "kv pool counts");
+}
+
+#[test]
+fn pins_left_on_the_upper_half_of_a_split_are_found() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &PROMPT);
+    let _stored = checkpoint(&mut cache, &sequence, 8);
+    let _inner = with(Fault::PinsOnUpperHalf, || checkpoint(&mut cache, &sequence, 4));
+    assert_found(&mut cache, Rule::Pins, "counts 0 pins, 1 are held");
+}
+
+#[test]
+fn a_removed_node_left_among_the_children_is_found() {
+    let (mut cache, _) = filled();
+    with(Fault::StaleChild, || cache.evict(PoolKind::Checkpoint, 1));
+    assert_found(&mut cache, Rule::Links, "the table of children has 1 entries for 0 attached nodes");
+}
+
+#[test]
+fn without_a_fault_the_same_operations_are_clean() {
+    let (mut cache, stored) = filled();
+    let reader = reader(&mut cache);
+    cache.check(None).unwrap();
+    cache.loaded(&reader).unwrap();
+    let _inner = checkpoint(&mut cache, &reader, 4);
+    cache.check(None).unwrap();
+    cache.refuse(&stored).unwrap();
+    cache.reset();
+    cache.finish(reader).unwrap();
+    cache.evict(PoolKind::Checkpoint, 1);
+    cache.check(None).unwrap();
+}
+
+/// Damage to a cache whose node 1 ends at 8 tokens, is leased by a sequence and has a checkpoint.
+type Damage = fn(&mut Cache);
+
+#[test]
+fn the_checker_names_the_rule_that_damage_breaks() {
+    const NODE: u32 = 1;
+    let damages: [(Rule, &str, Damage); 12] = [
+        (Rule::Pages, "has 8 tokens and 3 pages of 2", |cache| {
+            drop(cache.ledger.prefixes.tree.node_mut(NODE).pages.pop());
+        }),
+        (Rule::Depth, "has a checkpoint at depth 9", |cache| cache.ledger.prefixes.tree.node_mut(NODE).end = 9),
+        (Rule::Links, "ending at 9 is not linked as it says", |cache| {
+            cache.ledger.prefixes.tree.node_mut(NODE).end = 9;
+        }),
+        (Rule::Links, "counts 1 children, 0 name it as parent", |cache| {
+            cache.ledger.prefixes.tree.node_mut(NODE).children = 1;
+        }),
+        (Rule::Leaf, "is an unpinned leaf without a checkpoint", |cache| {
+            let node = cache.ledger.prefixes.tree.node_mut(NODE);
+            (node.pins, node.checkpoint) = (0, None);
+        }),
+        (Rule::Pins, "node 1 counts 2 pins, 1 are held", |cache| {
+            cache.ledger.prefixes.tree.node_mut(NODE).pins = 2;
+        }),
+        (Rule::Pins, "checkpoint of node 1 counts 1 pins, 0 are held", |cache| {
+            cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.as_mut().unwrap().pins = 1;
+        }),
+        (Rule::Order, "entries of nodes that are gone", |cache| {
+            drop(cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.take());
+        }),
+        (Rule::OneOwner, "ids out of range", |cache| cache.sequences[0].lease.holdings.pages.push(Slot::forged(99))),
+        (Rule::Lease, "leases depth 6, its node ends at Some(8)", |cache| cache.sequences[0].lease.depth = 6),
+        (Rule::Lease, "claims 12 tokens with 5 pages, 6 are needed", |cache| cache.sequences[0].claimed = 12),
+        (Rule::Lease, "do not continue its leased prefix", |cache| cache.sequences[0].tokens[0] = 77),
+    ];
+    for (rule, words, damage) in damages {
+        let mut cache = cache();
+        let sequence = start(&mut cache, &PROMPT);
+        let _stored = checkpoint(&mut cache, &sequence, 8);
+        cache.check(None).unwrap();
+        damage(&mut cache);
+        assert_found(&mut cache, rule, words);
+    }
+}
+
+#[test]
+fn all_violations_are_reported_at_once() {
+    let (mut cache, _) = filled();
+    let node = cache.ledger.prefixes.tree.node_mut(1);
+    (node.end, node.children) = (9, 3);
+    let report = report(&mut cache);
+    assert!(report.violations.len() > 2);
+    let text = report.to_string();
+    assert!(text.starts_with(&format!("{} invariants broken\n  ", report.violations.len())), "{text}");
+    assert!(report.violations.iter().all(|violation| text.contains(&violation.to_string())));
+}

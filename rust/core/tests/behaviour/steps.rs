@@ -1,0 +1,160 @@
+//! Steps in flight, refusals and resets.
+
+use radixstate::{Commit, Freed, PoolKind, Reason, Reservation, Skip, StartOptions, Started};
+
+use crate::*;
+
+#[test]
+fn a_checkpoint_is_matched_only_when_the_step_that_writes_it_has_retired() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let (older, step) = (cache.begin_step(), cache.begin_step());
+    assert_eq!(checkpoint(&mut cache, &sequence, 8).step, Some(step));
+    let early = look_up(&mut cache, &prompt(1, 9));
+    assert_eq!((early.length, early.branch, early.reason), (0, None, Reason::NotReady));
+    assert!(matches!(reserve(&mut cache, &sequence, 8), Reservation::Skipped(Skip::Duplicate)), "its place is taken");
+    cache.finish(sequence).unwrap();
+    assert_eq!(cache.evict(PoolKind::Checkpoint, 1), Freed::default(), "it is being written");
+    cache.retire_step(step, &[]).unwrap();
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8);
+    cache.retire_step(older, &[]).unwrap();
+    assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_refused_checkpoint_is_never_matched() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let step = cache.begin_step();
+    let stored = checkpoint(&mut cache, &sequence, 8);
+    cache.retire_step(step, std::slice::from_ref(&stored)).unwrap();
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoState);
+    assert_eq!(cache.stats().refusals.non_finite, 1);
+    assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4);
+    cache.refuse(&stored).unwrap();
+    assert_eq!(cache.stats().refusals.non_finite, 1, "repeating it changes nothing");
+    checkpoint(&mut cache, &sequence, 8);
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8, "a finite state may follow");
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_state_refused_while_it_is_read_keeps_its_slot_until_then() {
+    let mut cache = cache();
+    let stored = store(&mut cache, &prompt(1, 8));
+    let Started { sequence, .. } = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
+    cache.refuse(&stored).unwrap();
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 0);
+    assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 1);
+    assert_sound(&mut cache);
+    cache.loaded(&sequence).unwrap();
+    assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4);
+    assert_eq!(cache.usage(PoolKind::Kv).pinned, 4, "the pages were never wrong");
+    cache.finish(sequence).unwrap();
+    assert_eq!(cache.usage(PoolKind::Kv).free, 12);
+}
+
+#[test]
+fn what_a_sequence_gives_back_waits_for_every_step_begun_before() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(1, 8));
+    let sequence = start(&mut cache, &prompt(1, 11));
+    let (first, second) = (cache.begin_step(), cache.begin_step());
+    cache.finish(sequence).unwrap();
+    let later = cache.begin_step();
+    let waiting = |cache: &mut radixstate::Cache| {
+        let [kv, active, _] = usage(cache);
+        (kv.retiring, kv.pinned, active.retiring)
+    };
+    assert_eq!(waiting(&mut cache), (2, 4, 1), "pages, slot and pins alike");
+    cache.retire_step(second, &[]).unwrap();
+    assert_eq!(waiting(&mut cache), (2, 4, 1), "the first is still out");
+    assert_sound(&mut cache);
+    cache.retire_step(first, &[]).unwrap();
+    assert_eq!(waiting(&mut cache), (0, 0, 0), "the last one began afterwards");
+    cache.retire_step(first, &[]).unwrap();
+    cache.retire_step(later, &[]).unwrap();
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_loaded_checkpoint_stays_pinned_until_the_step_that_reads_it_retires() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(1, 8));
+    let step = cache.begin_step();
+    let _sequence = start(&mut cache, &prompt(1, 9));
+    assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 1);
+    cache.retire_step(step, &[]).unwrap();
+    assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 0);
+}
+
+#[test]
+fn what_eviction_frees_is_usable_at_once_even_with_a_step_out() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(1, 8));
+    let _step = cache.begin_step();
+    let freed = cache.evict(PoolKind::Kv, 1);
+    assert_eq!(freed, Freed { kv: 4, checkpoints: 1 });
+    assert_eq!(usage(&mut cache).map(|usage| (usage.free, usage.retiring)), [(12, 0), (3, 0), (4, 0)]);
+}
+
+#[test]
+fn replaced_pages_and_dropped_slots_wait_for_steps_too() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(1, 4));
+    let no_read = StartOptions { no_read: true, ..StartOptions::default() };
+    let Started { sequence, .. } = start_with(&mut cache, &prompt(1, 8), no_read);
+    cache.loaded(&sequence).unwrap();
+    let step = cache.begin_step();
+    drop(pending(reserve(&mut cache, &sequence, 8)));
+    assert_eq!(checkpoint(&mut cache, &sequence, 8).replaced, 0..4);
+    assert_eq!(usage(&mut cache).map(|usage| usage.retiring), [2, 0, 1]);
+    cache.retire_step(step, &[]).unwrap();
+    assert_eq!(usage(&mut cache).map(|usage| usage.retiring), [0, 0, 0]);
+}
+
+#[test]
+fn a_reset_hides_everything_and_takes_nothing_from_live_sequences() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(1, 8));
+    store(&mut cache, &prompt(2, 4));
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let late = pending(reserve(&mut cache, &sequence, 4));
+    let held = pages(&cache, &sequence);
+    cache.reset();
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix);
+    assert_eq!(pages(&cache, &sequence), held);
+    assert_eq!((cache.usage(PoolKind::Kv).pinned, cache.usage(PoolKind::Kv).evictable), (4, 0));
+    assert_eq!(cache.stats().evictions.reset, Freed { kv: 2, checkpoints: 2 });
+    assert!(matches!(reserve(&mut cache, &sequence, 8), Reservation::Skipped(Skip::Reset)));
+    assert_eq!(cache.commit(&sequence, late).unwrap(), Commit::Skipped(Skip::Reset));
+    assert_eq!((cache.stats().resets, cache.stats().refusals.reset), (1, 2));
+    assert_sound(&mut cache);
+    store(&mut cache, &prompt(1, 8));
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8, "the same prefix again, beside the old one");
+    assert_sound(&mut cache);
+    cache.finish(sequence).unwrap();
+    assert_eq!(cache.usage(PoolKind::Kv).free, 8);
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_checkpoint_being_written_or_read_survives_a_reset_only_as_a_slot() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(1, 8));
+    let Started { sequence: reader, .. } = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
+    let writer = start(&mut cache, &prompt(2, 5));
+    let step = cache.begin_step();
+    checkpoint(&mut cache, &writer, 4);
+    cache.reset();
+    assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 2);
+    assert_sound(&mut cache);
+    cache.retire_step(step, &[]).unwrap();
+    assert_eq!(cached(&mut cache, &prompt(2, 4)), 0, "it became ready in a tree that nobody sees");
+    assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 1);
+    cache.abort(reader).unwrap();
+    cache.abort(writer).unwrap();
+    assert_eq!(usage(&mut cache).map(|usage| usage.free), [12, 3, 4]);
+    assert_sound(&mut cache);
+}

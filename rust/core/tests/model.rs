@@ -1,0 +1,548 @@
+//! Random operations on the cache and on a naive one: equal results, equal pools, equal counters, equal eviction order,
+//! and a clean `check()` after every step.
+//!
+//! A failure prints its seed and the smallest operations that show it. `PROPTEST_RNG_SEED=<seed>` repeats it,
+//! `PROPTEST_CASES=<n>` tries more.
+
+mod naive;
+mod ops;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
+
+use naive::{Found, Fresh, Naive, Outcome};
+use ops::{Depth, Op};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as RunnerConfig, RngSeed, TestRunner};
+use radixstate::{
+    Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Pending, PoolKind, Published, Reservation, Sequence,
+    StartOptions, Started, Stats, Stored, Usage,
+};
+
+/// Ends every prompt of a probe, so that a checkpoint at the end of the cached part can be hit.
+const END: u32 = 9;
+
+/// A reserved slot. Its owner may have ended meanwhile.
+struct Waiting {
+    id: u64,
+    pending: Pending,
+}
+
+/// A lookup that a later lease may use.
+struct Looked {
+    namespace: Namespace,
+    tokens: Vec<u32>,
+    real: Match,
+    found: Found,
+}
+
+/// The real cache, the naive one, and what their caller holds.
+struct Both {
+    config: Config,
+    real: Cache,
+    naive: Naive,
+    sequences: Vec<(u64, Sequence)>,
+    leases: Vec<(u64, Lease)>,
+    pending: Vec<Waiting>,
+    looked: Vec<Looked>,
+    stored: Vec<Stored>,
+    engine_free: BTreeSet<u32>,
+    next: u64,
+}
+
+fn namespace(tenant: bool) -> Namespace {
+    if tenant { Namespace::new(0, Some("tenant"), 0) } else { Namespace::default() }
+}
+
+fn pick<T>(list: &[T], n: usize) -> Option<usize> {
+    (!list.is_empty()).then(|| n % list.len())
+}
+
+fn assert_same_match(real: &Match, found: &Found) {
+    let Found { length, kv_length, branch, reason, .. } = *found;
+    assert_eq!((real.length, real.kv_length, real.branch, real.reason), (length, kv_length, branch, reason));
+}
+
+impl Both {
+    fn new(config: Config) -> Self {
+        let engine_free = if config.kv.external { (1..=config.kv.capacity).collect() } else { BTreeSet::new() };
+        Self {
+            config,
+            real: Cache::new(config).expect("the strategy makes usable configurations"),
+            naive: Naive::new(config),
+            sequences: Vec::new(),
+            leases: Vec::new(),
+            pending: Vec::new(),
+            looked: Vec::new(),
+            stored: Vec::new(),
+            engine_free,
+            next: 0,
+        }
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Applies `op` to both caches; does nothing when it names something and there is none.
+    fn apply(&mut self, op: &Op) {
+        let done = match op {
+            Op::Start { tenant, tokens, options } => {
+                self.start(&namespace(*tenant), tokens, *options);
+                Some(())
+            }
+            Op::Serve { tenant, tokens, ends } => self.serve(&namespace(*tenant), tokens, *ends),
+            Op::Reserve { sequence, depth, source } => self.reserve(*sequence, *depth, *source),
+            Op::ReserveLeased { lease, more, depth } => self.reserve_leased(*lease, more, *depth),
+            Op::Commit(n) => self.commit(*n),
+            Op::DropPending(n) => self.drop_pending(*n),
+            Op::Loaded(_) | Op::Grow(..) | Op::Append(..) | Op::Shrink(_) | Op::TakeSlot(_) => self.apply_running(op),
+            Op::Finish(_) | Op::DropSequences { .. } | Op::Release(_) | Op::DropLease(_) => self.apply_end(op),
+            Op::Lookup { .. } | Op::Lease(_) | Op::LeaseLoaded(_) => self.apply_read(op),
+            _ => self.apply_whole(op),
+        };
+        // An operation on nothing is allowed: the numbers in it were drawn before it was known what lives.
+        done.unwrap_or_default();
+    }
+
+    fn apply_running(&mut self, op: &Op) -> Option<()> {
+        let (real, naive) = (&mut self.real, &mut self.naive);
+        let (Op::Loaded(n) | Op::Grow(n, _) | Op::Append(n, _) | Op::Shrink(n) | Op::TakeSlot(n)) = op else {
+            unreachable!("{op:?} is not of a running sequence");
+        };
+        let (id, sequence) = &self.sequences[pick(&self.sequences, *n)?];
+        match op {
+            Op::Loaded(_) => assert_eq!(real.loaded(sequence), naive.loaded(*id)),
+            Op::Append(_, tokens) => assert_eq!(real.append(sequence, tokens), naive.append(*id, tokens)),
+            Op::Grow(_, by) => {
+                let before = real.view(sequence).unwrap().pages().len();
+                let grown = real.grow(sequence, *by);
+                let fresh = real.view(sequence).unwrap().pages().split_off(before);
+                assert_eq!(grown, naive.grow(*id, *by, fresh));
+            }
+            Op::Shrink(_) => {
+                real.shrink(sequence).unwrap();
+                naive.shrink(*id);
+            }
+            _ => {
+                let taken = real.take_slot(sequence);
+                assert_eq!(taken.clone().map(drop), naive.take_slot(*id, taken.ok()));
+            }
+        }
+        Some(())
+    }
+
+    fn apply_end(&mut self, op: &Op) -> Option<()> {
+        match *op {
+            Op::Finish(n) => {
+                let (id, sequence) = self.sequences.swap_remove(pick(&self.sequences, n)?);
+                if id.is_multiple_of(2) { self.real.finish(sequence) } else { self.real.abort(sequence) }.unwrap();
+                self.naive.finish(id);
+            }
+            Op::DropSequences { first, count } => {
+                let first = pick(&self.sequences, first)?;
+                let end = (first + count).min(self.sequences.len());
+                let mut dropped: Vec<u64> = self.sequences.drain(first..end).rev().map(|(id, _)| id).collect();
+                // Whatever the order of the drops, the cache takes back the oldest first.
+                dropped.sort_unstable();
+                dropped.into_iter().for_each(|id| self.naive.finish(id));
+            }
+            Op::Release(n) => {
+                let (id, lease) = self.leases.swap_remove(pick(&self.leases, n)?);
+                self.real.release(lease).unwrap();
+                self.naive.finish(id);
+            }
+            Op::DropLease(n) => {
+                let (id, lease) = self.leases.swap_remove(pick(&self.leases, n)?);
+                drop(lease);
+                self.naive.finish(id);
+            }
+            _ => unreachable!("{op:?} ends nothing"),
+        }
+        Some(())
+    }
+
+    fn apply_read(&mut self, op: &Op) -> Option<()> {
+        match op {
+            Op::Lookup { tenant, tokens, max_length } => self.look_up(&namespace(*tenant), tokens, *max_length),
+            Op::Lease(n) => self.lease(pick(&self.looked, *n)?),
+            Op::LeaseLoaded(n) => {
+                let (id, lease) = &self.leases[pick(&self.leases, *n)?];
+                self.real.lease_loaded(lease).unwrap();
+                self.naive.lease_loaded(*id);
+            }
+            _ => unreachable!("{op:?} reads nothing"),
+        }
+        Some(())
+    }
+
+    /// What concerns no single request.
+    fn apply_whole(&mut self, op: &Op) -> Option<()> {
+        match *op {
+            Op::Evict(pool, n) => assert_eq!(self.real.evict(pool, n), self.naive.evict(pool, n)),
+            Op::TakeFreed => self.take_freed(),
+            Op::BeginStep => assert_eq!(self.real.begin_step(), self.naive.begin_step()),
+            Op::RetireStep { step, refused } => {
+                let step = step % (self.naive.newest + 2);
+                let refused = refused.and_then(|n| pick(&self.stored, n)).map(|n| self.stored[n].clone());
+                let serials: Vec<u64> = refused.iter().map(|stored| stored.serial).collect();
+                assert_eq!(self.real.retire_step(step, refused.as_slice()), self.naive.retire_step(step, &serials));
+            }
+            Op::Refuse(n) => {
+                let stored = &self.stored[pick(&self.stored, n)?];
+                self.real.refuse(stored).unwrap();
+                self.naive.refuse(stored.serial);
+            }
+            Op::Reset => {
+                self.real.reset();
+                self.naive.reset();
+            }
+            _ => unreachable!("{op:?} concerns a request"),
+        }
+        Some(())
+    }
+
+    fn start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) {
+        let id = self.id();
+        let started = self.real.start(namespace, tokens, options);
+        let fresh = started.as_ref().map_or_else(|_| Fresh::default(), |started| self.fresh(&started.sequence));
+        let found = match self.naive.start(id, namespace, tokens, options, fresh) {
+            Ok(found) => found,
+            Err(error) => return assert_eq!(started.unwrap_err(), error),
+        };
+        let Started { sequence, matched, begin } = started.expect("the model starts it");
+        assert_same_match(&matched, &found);
+        let dst = self.real.view(&sequence).unwrap().slot();
+        match found.state {
+            Some((src, _)) => assert_eq!(begin, Begin::Load { src, dst }),
+            None => assert_eq!(begin, Begin::Clear { dst }),
+        }
+        self.sequences.push((id, sequence));
+    }
+
+    /// A whole request, as its parts: whatever skips a part ends it.
+    fn serve(&mut self, namespace: &Namespace, tokens: &[u32], ends: bool) -> Option<()> {
+        let (running, waiting) = (self.sequences.len(), self.pending.len());
+        self.start(namespace, tokens, StartOptions::default());
+        if self.sequences.len() > running {
+            self.apply(&Op::Loaded(running));
+            self.reserve(running, Depth::Deepest, 0)?;
+            if self.pending.len() > waiting {
+                self.commit(waiting)?;
+            }
+            if ends {
+                self.apply(&Op::Finish(running));
+            }
+        }
+        Some(())
+    }
+
+    /// The slots that the real cache took for a sequence just started.
+    fn fresh(&self, sequence: &Sequence) -> Fresh {
+        let view = self.real.view(sequence).unwrap();
+        let shared = if self.naive.has_kv() { view.leased() / self.config.page_size as usize } else { 0 };
+        Fresh { pages: view.pages().split_off(shared), active: view.slots().collect() }
+    }
+
+    fn look_up(&mut self, namespace: &Namespace, tokens: &[u32], max_length: Option<usize>) {
+        let real = self.real.lookup(namespace, tokens, max_length).unwrap();
+        self.naive.stats.lookups += 1;
+        let found = self.naive.find(namespace, tokens, max_length);
+        assert_same_match(&real, &found);
+        self.looked.push(Looked { namespace: namespace.clone(), tokens: tokens.to_vec(), real, found });
+    }
+
+    fn lease(&mut self, n: usize) {
+        let id = self.id();
+        let Looked { namespace, tokens, real, found } = &self.looked[n];
+        let leased = self.real.lease(real);
+        match self.naive.lease(id, namespace, tokens, found) {
+            Ok(()) => self.leases.push((id, leased.expect("the model leases it"))),
+            Err(misuse) => assert_eq!(leased.unwrap_err(), misuse),
+        }
+    }
+
+    fn reserve(&mut self, n: usize, depth: Depth, source: usize) -> Option<()> {
+        let id = self.id();
+        let (owner, sequence) = &self.sequences[pick(&self.sequences, n)?];
+        let holder = &self.naive.holders[owner];
+        let depth = depth.pick(self.naive.legal, holder.written());
+        let source = self.source(holder.slots(), source);
+        let reservation = self.real.reserve_checkpoint(sequence, depth, source);
+        if let Err(misuse) = self.naive.check_source(*owner, depth, source) {
+            assert_eq!(reservation.unwrap_err(), misuse);
+            return Some(());
+        }
+        let tokens = holder.tokens[..depth].to_vec();
+        self.reserved(id, *owner, &tokens, reservation.unwrap());
+        Some(())
+    }
+
+    /// Mostly a slot that the sequence may name.
+    fn source(&self, slots: &[u32], n: usize) -> u32 {
+        match slots.len() {
+            0 => n as u32 % (self.config.active.capacity + 1),
+            count if n < 60 => slots[n % count],
+            _ => 0,
+        }
+    }
+
+    fn reserve_leased(&mut self, n: usize, more: &[u32], depth: Depth) -> Option<()> {
+        let id = self.id();
+        let (owner, lease) = &self.leases[pick(&self.leases, n)?];
+        let path = self.naive.holders[owner].holdings.path();
+        let mut tokens = path.map_or_else(Vec::new, |path| path.tokens.clone());
+        tokens.extend(more);
+        tokens.truncate(depth.pick(self.naive.legal, tokens.len()));
+        let reservation = self.real.reserve(lease, &tokens);
+        if let Err(misuse) = self.naive.check_depth(tokens.len()) {
+            assert_eq!(reservation.unwrap_err(), misuse);
+            return Some(());
+        }
+        self.reserved(id, *owner, &tokens, reservation.unwrap());
+        Some(())
+    }
+
+    fn reserved(&mut self, id: u64, owner: u64, tokens: &[u32], reservation: Reservation) {
+        let slot = match &reservation {
+            Reservation::Pending(pending) => Some(pending.slot()),
+            Reservation::Skipped(_) => None,
+        };
+        match (reservation, self.naive.reserve(id, owner, tokens, slot)) {
+            (Reservation::Pending(pending), Ok(())) => {
+                assert_eq!(pending.depth(), tokens.len());
+                self.pending.push(Waiting { id, pending });
+            }
+            (Reservation::Skipped(skip), Err(expected)) => assert_eq!(skip, expected),
+            (real, expected) => panic!("{real:?}, the model says {expected:?}"),
+        }
+    }
+
+    fn drop_pending(&mut self, n: usize) -> Option<()> {
+        let Waiting { id, pending } = self.pending.swap_remove(pick(&self.pending, n)?);
+        drop(pending);
+        self.naive.drop_reserved(id);
+        Some(())
+    }
+
+    /// Commits or publishes, as the owner and the pools demand; drops what cannot be published any more.
+    fn commit(&mut self, n: usize) -> Option<()> {
+        let n = pick(&self.pending, n)?;
+        let reserved = self.naive.reserved[&self.pending[n].id].clone();
+        let depth = self.naive.holders.get(&reserved.owner).map(naive::Holder::depth);
+        let wanted = reserved.tokens.len().saturating_sub(depth.unwrap_or(0)) / self.config.page_size as usize;
+        let Some(pages) = self.engine_pages(wanted) else { return self.drop_pending(n) };
+        let lease = self.leases.iter().find(|(id, _)| *id == reserved.owner);
+        let sequence = self.sequences.iter().find(|(id, _)| *id == reserved.owner);
+        let (published, given) = match (sequence, lease) {
+            (Some((_, sequence)), _) if !self.config.kv.external || !self.naive.has_kv() => {
+                let pending = self.pending.swap_remove(n);
+                let outcome = self.real.commit(sequence, pending.pending).unwrap();
+                self.committed(pending.id, None, outcome, Vec::new());
+                return Some(());
+            }
+            (Some((_, sequence)), _) => {
+                let pending = self.pending.swap_remove(n);
+                (self.real.commit_pages(sequence, &pages, pending.pending).unwrap(), pending.id)
+            }
+            (None, Some((owner, lease))) if !self.naive.allocates_kv() => {
+                let pending = self.pending.swap_remove(n);
+                if let Err(misuse) = self.naive.check_prefix(*owner, &reserved.tokens) {
+                    let refused = self.real.publish(lease, &reserved.tokens, &pages, pending.pending);
+                    assert_eq!(refused.unwrap_err(), misuse);
+                    self.naive.drop_reserved(pending.id);
+                    return Some(());
+                }
+                (self.real.publish(lease, &reserved.tokens, &pages, pending.pending).unwrap(), pending.id)
+            }
+            _ => return self.drop_pending(n),
+        };
+        let Published { outcome, canonical, duplicates } = published;
+        assert_eq!(canonical.len(), pages.len());
+        self.committed(given, Some(&pages), outcome, duplicates);
+        Some(())
+    }
+
+    /// Free pages of the engine; none when it has too few, no pages at all when it has no KV of its own.
+    fn engine_pages(&self, wanted: usize) -> Option<Vec<u32>> {
+        if !self.naive.has_kv() || self.naive.allocates_kv() {
+            return Some(Vec::new());
+        }
+        let pages: Vec<u32> = self.engine_free.iter().copied().take(wanted).collect();
+        (pages.len() == wanted).then_some(pages)
+    }
+
+    fn committed(&mut self, id: u64, given: Option<&[u32]>, outcome: Commit, duplicates: Vec<u32>) {
+        let serial = match &outcome {
+            Commit::Stored(stored) => Some(stored.serial),
+            Commit::Skipped(_) => None,
+        };
+        let (expected, expected_duplicates) = self.naive.publish(id, given, serial);
+        if let Some(given) = given {
+            assert_eq!(duplicates, expected_duplicates);
+            given.iter().filter(|page| !duplicates.contains(page)).for_each(|page| {
+                assert!(self.engine_free.remove(page), "page {page} was the engine's");
+            });
+        }
+        match outcome {
+            Commit::Skipped(skip) => assert_eq!(expected, Outcome::Skipped(skip)),
+            Commit::Stored(stored) => {
+                let Stored { depth, step, replaced, .. } = stored.clone();
+                assert_eq!(expected, Outcome::Stored { depth, step, replaced });
+                self.stored.push(stored);
+            }
+        }
+    }
+
+    fn take_freed(&mut self) {
+        let mut freed = self.real.take_freed(PoolKind::Kv);
+        self.engine_free.extend(&freed);
+        let mut expected = self.naive.take_freed(PoolKind::Kv);
+        freed.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(freed, expected);
+    }
+
+    /// Both caches agree on everything that can be seen, and the real one is sound.
+    fn verify(&mut self) {
+        let free: Vec<u32> = self.engine_free.iter().copied().collect();
+        self.real.check(Some(&free)).unwrap_or_else(|report| panic!("{report}"));
+        for pool in [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint] {
+            assert_eq!(self.real.usage(pool), self.naive.usage(pool), "{pool}");
+        }
+        let stats = Stats { bytes: self.bytes(), ..self.naive.stats };
+        assert_eq!(self.real.stats(), stats);
+        self.verify_holders();
+        self.verify_cached();
+    }
+
+    fn bytes(&self) -> Bytes {
+        let bytes = |pool, unit: u64| {
+            let Usage { held, evictable, pinned, retiring, .. } = self.naive.usage(pool);
+            (held + evictable + pinned + retiring) as u64 * unit
+        };
+        Bytes {
+            kv: bytes(PoolKind::Kv, self.config.kv.unit_bytes),
+            active: bytes(PoolKind::Active, self.config.active.unit_bytes),
+            checkpoints: bytes(PoolKind::Checkpoint, self.config.checkpoints.unit_bytes),
+        }
+    }
+
+    fn verify_holders(&self) {
+        for (id, sequence) in &self.sequences {
+            let (view, holder) = (self.real.view(sequence).unwrap(), &self.naive.holders[id]);
+            assert_eq!(view.tokens(), holder.tokens);
+            assert_eq!((view.reused(), view.claimed(), view.leased()), (holder.reused, holder.claimed, holder.depth()));
+            assert_eq!(view.slots().collect::<Vec<u32>>(), holder.slots());
+            assert_eq!(view.pages(), self.naive.pages_of(*id));
+        }
+        for (id, lease) in &self.leases {
+            assert_eq!(self.real.lease_depth(lease).unwrap(), self.naive.holders[id].depth());
+            assert_eq!(self.real.lease_pages(lease).unwrap(), self.naive.pages_of(*id));
+            assert_eq!(self.real.lease_state(lease).unwrap(), self.naive.lease_state(*id));
+        }
+    }
+
+    /// Every cached state is found by the prompt that goes on from it.
+    fn verify_cached(&mut self) {
+        for prefix in self.naive.states.keys() {
+            let prompt = [prefix.tokens.as_slice(), &[END]].concat();
+            let real = self.real.lookup(&prefix.namespace, &prompt, None).unwrap();
+            assert_same_match(&real, &self.naive.find(&prefix.namespace, &prompt, None));
+        }
+        self.naive.stats.lookups += self.naive.states.len() as u64;
+    }
+
+    /// Retires and ends everything, then evicts victim by victim: nothing stays behind.
+    fn wind_down(&mut self, by_page: bool) {
+        for step in self.naive.outstanding.clone() {
+            self.apply(&Op::RetireStep { step, refused: None });
+        }
+        while !self.sequences.is_empty() {
+            self.apply(&Op::Finish(0));
+        }
+        self.leases.drain(..).for_each(|(id, _)| self.naive.finish(id));
+        self.pending.drain(..).for_each(|waiting| self.naive.drop_reserved(waiting.id));
+        self.verify();
+        let pool = if by_page && self.naive.has_kv() { PoolKind::Kv } else { PoolKind::Checkpoint };
+        while !self.naive.states.is_empty() {
+            self.apply(&Op::Evict(pool, 1));
+            self.verify();
+        }
+        self.take_freed();
+        for pool in [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint] {
+            let Usage { capacity, free, held, evictable, pinned, retiring, outbox } = self.real.usage(pool);
+            assert_eq!(held + evictable + pinned + retiring + outbox, 0, "{pool}");
+            assert!(free == capacity || free == 0, "{pool}: {free} of {capacity} are free");
+        }
+        let engine = if self.config.kv.external { self.config.kv.capacity as usize } else { 0 };
+        assert_eq!(self.engine_free.len(), engine, "every page is back with the engine");
+    }
+}
+
+/// What all cases together have met; a rule that no case reaches is a rule that is not tested.
+#[derive(Debug, Default)]
+struct Met {
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl Met {
+    fn add(&mut self, stats: &Stats) {
+        let Stats { misses, refusals, evictions, .. } = stats;
+        let counts = [
+            ("hits", stats.hits),
+            ("no prefix", misses.no_prefix),
+            ("no state", misses.no_state),
+            ("unaligned", misses.unaligned),
+            ("not ready", misses.not_ready),
+            ("stored", stats.stored),
+            ("duplicates", stats.duplicates),
+            ("no room", refusals.no_room),
+            ("no store", refusals.no_store),
+            ("reset refused", refusals.reset),
+            ("not aligned", refusals.not_aligned),
+            ("not finite", refusals.non_finite),
+            ("pages evicted for pages", evictions.for_kv.kv as u64),
+            ("states evicted for states", evictions.for_checkpoint.checkpoints as u64),
+            ("pages evicted for states", evictions.for_checkpoint.kv as u64),
+            ("evicted when asked", evictions.asked.checkpoints as u64),
+            ("evicted by reset", evictions.reset.checkpoints as u64),
+        ];
+        counts.into_iter().for_each(|(what, n)| *self.counts.entry(what).or_default() += n);
+    }
+}
+
+fn seed() -> u64 {
+    match RunnerConfig::default().rng_seed {
+        RngSeed::Fixed(seed) => seed,
+        RngSeed::Random => RandomState::new().hash_one(()),
+    }
+}
+
+#[test]
+fn the_cache_and_the_naive_one_agree_after_every_operation() {
+    let seed = seed();
+    println!("seed {seed}: repeat with PROPTEST_RNG_SEED={seed}");
+    let cases = std::env::var_os("PROPTEST_CASES").map_or(10_000, |_| RunnerConfig::default().cases);
+    let config =
+        RunnerConfig { cases, rng_seed: RngSeed::Fixed(seed), failure_persistence: None, ..RunnerConfig::default() };
+    let met = RefCell::new(Met::default());
+    let strategy = (ops::config(), ops::operations(), any::<bool>());
+    let result = TestRunner::new(config).run(&strategy, |(config, ops, by_page)| {
+        let mut both = Both::new(config);
+        for op in &ops {
+            both.apply(op);
+            both.verify();
+        }
+        both.wind_down(by_page);
+        met.borrow_mut().add(&both.naive.stats);
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    let met = met.into_inner().counts;
+    println!("{met:?}");
+    let least = u64::from(cases / 500);
+    assert!(met.values().all(|&n| n >= least), "seed {seed}: some rule was met fewer than {least} times: {met:?}");
+}

@@ -1,0 +1,269 @@
+//! The simplest cache that obeys the rules: no compressed tree, no counters, no eviction order.
+//!
+//! Cached pages are keyed by their whole token prefix. What is pinned, evictable, next to go or left bare is worked out
+//! from its definition each time it is asked for. Slot ids are not predicted: the test passes in those that the real
+//! cache chose, and the model refuses an id that is in use.
+
+mod operations;
+mod pools;
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+use radixstate::{Config, Freed, Namespace, Reason, Skip, Stats};
+
+/// A whole-page prefix in one namespace, between two resets.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Prefix {
+    pub(crate) epoch: u64,
+    pub(crate) namespace: Namespace,
+    pub(crate) tokens: Vec<u32>,
+}
+
+impl Prefix {
+    fn new(epoch: u64, namespace: &Namespace, tokens: &[u32]) -> Self {
+        Self { epoch, namespace: namespace.clone(), tokens: tokens.to_vec() }
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub(crate) fn starts_with(&self, other: &Self) -> bool {
+        self.epoch == other.epoch && self.namespace == other.namespace && self.tokens.starts_with(&other.tokens)
+    }
+}
+
+/// A cached state.
+#[derive(Debug, Clone)]
+pub(crate) struct State {
+    pub(crate) slot: u32,
+    pub(crate) serial: u64,
+    stamp: u64,
+    ready: bool,
+}
+
+/// A checkpoint on its way from a step into the tree. Pins the state and its path.
+#[derive(Debug, Clone)]
+struct Writing {
+    step: u64,
+    path: Prefix,
+    serial: u64,
+}
+
+/// What one owner gives back as a whole.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Holdings {
+    path: Option<Prefix>,
+    reads: Option<u64>,
+    pages: Vec<u32>,
+    active: Vec<u32>,
+    state: Option<u32>,
+}
+
+impl Holdings {
+    pub(crate) fn path(&self) -> Option<&Prefix> {
+        self.path.as_ref()
+    }
+
+    fn depth(&self) -> usize {
+        self.path.as_ref().map_or(0, Prefix::depth)
+    }
+}
+
+/// A running request or a lease: the latter never has tokens, pages or slots of its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Holder {
+    pub(crate) namespace: Namespace,
+    pub(crate) epoch: u64,
+    pub(crate) holdings: Holdings,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) claimed: usize,
+    pub(crate) reused: usize,
+    loaded: bool,
+    no_store: bool,
+}
+
+impl Holder {
+    pub(crate) fn slots(&self) -> &[u32] {
+        &self.holdings.active
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.holdings.depth()
+    }
+
+    pub(crate) fn written(&self) -> usize {
+        self.tokens.len().min(self.claimed)
+    }
+}
+
+/// A reserved checkpoint slot.
+#[derive(Debug, Clone)]
+pub(crate) struct Reserved {
+    pub(crate) owner: u64,
+    pub(crate) tokens: Vec<u32>,
+    slot: u32,
+}
+
+/// What a lookup finds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) length: usize,
+    pub(crate) kv_length: usize,
+    pub(crate) branch: Option<usize>,
+    pub(crate) reason: Reason,
+    /// The checkpoint meant: its slot and serial.
+    pub(crate) state: Option<(u32, u64)>,
+    pub(crate) epoch: u64,
+}
+
+/// What a commit does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Stored { depth: usize, step: Option<u64>, replaced: Range<usize> },
+    Skipped(Skip),
+}
+
+/// Slots that the real cache handed out for the operation being modelled.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Fresh {
+    pub(crate) pages: Vec<u32>,
+    pub(crate) active: Vec<u32>,
+}
+
+pub(crate) struct Naive {
+    config: Config,
+    page: usize,
+    pub(crate) legal: usize,
+    pub(crate) epoch: u64,
+    clock: u64,
+    pages: BTreeMap<Prefix, u32>,
+    pub(crate) states: BTreeMap<Prefix, State>,
+    withdrawn: BTreeMap<u64, u32>,
+    writing: Vec<Writing>,
+    pub(crate) holders: BTreeMap<u64, Holder>,
+    pub(crate) reserved: BTreeMap<u64, Reserved>,
+    retiring: VecDeque<(u64, Holdings)>,
+    pub(crate) newest: u64,
+    pub(crate) outstanding: BTreeSet<u64>,
+    pub(crate) outbox: Vec<u32>,
+    pub(crate) stats: Stats,
+}
+
+impl Naive {
+    pub(crate) fn new(config: Config) -> Self {
+        let (page, stride) = (config.page_size as usize, config.checkpoint_stride as usize);
+        let legal = (1..).map(|n| n * page).find(|depth| depth.is_multiple_of(stride)).expect("an lcm exists");
+        Self {
+            config,
+            page,
+            legal,
+            epoch: 0,
+            clock: 0,
+            pages: BTreeMap::new(),
+            states: BTreeMap::new(),
+            withdrawn: BTreeMap::new(),
+            writing: Vec::new(),
+            holders: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            retiring: VecDeque::new(),
+            newest: 0,
+            outstanding: BTreeSet::new(),
+            outbox: Vec::new(),
+            stats: Stats::default(),
+        }
+    }
+
+    pub(crate) fn legal_depth(&self, n: usize) -> usize {
+        n / self.legal * self.legal
+    }
+
+    pub(crate) fn has_kv(&self) -> bool {
+        self.config.kv.capacity > 0
+    }
+
+    pub(crate) fn allocates_kv(&self) -> bool {
+        self.has_kv() && !self.config.kv.external
+    }
+
+    fn pages_for(&self, tokens: usize) -> usize {
+        if self.allocates_kv() { tokens.div_ceil(self.page) } else { 0 }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Everything that keeps a path of the tree.
+    fn paths(&self) -> impl Iterator<Item = &Prefix> {
+        let held = self.holders.values().filter_map(|holder| holder.holdings.path.as_ref());
+        let retiring = self.retiring.iter().filter_map(|(_, holdings)| holdings.path.as_ref());
+        held.chain(retiring).chain(self.writing.iter().map(|writing| &writing.path))
+    }
+
+    fn is_pinned(&self, prefix: &Prefix) -> bool {
+        self.paths().any(|path| path.starts_with(prefix))
+    }
+
+    /// Whether a state is being loaded or written.
+    fn is_busy(&self, serial: u64) -> bool {
+        let held = self.holders.values().filter_map(|holder| holder.holdings.reads);
+        let retiring = self.retiring.iter().filter_map(|(_, holdings)| holdings.reads);
+        held.chain(retiring).chain(self.writing.iter().map(|writing| writing.serial)).any(|busy| busy == serial)
+    }
+
+    /// Drops every page that no state and no pin needs, and every withdrawn state that nobody reads. Returns the pages.
+    fn sweep(&mut self) -> usize {
+        let needed =
+            |prefix: &&Prefix| self.is_pinned(prefix) || self.states.keys().any(|state| state.starts_with(prefix));
+        let (_, gone): (Vec<&Prefix>, Vec<&Prefix>) = self.pages.keys().partition(needed);
+        let gone: Vec<Prefix> = gone.into_iter().cloned().collect();
+        let idle: Vec<u64> = self.withdrawn.keys().copied().filter(|&serial| !self.is_busy(serial)).collect();
+        idle.iter().for_each(|serial| _ = self.withdrawn.remove(serial));
+        for prefix in &gone {
+            let id = self.pages.remove(prefix).expect("it was listed above");
+            if self.has_kv() && self.config.kv.external {
+                self.outbox.push(id);
+            }
+        }
+        if self.has_kv() { gone.len() } else { 0 }
+    }
+
+    /// Takes a state away, with the pages that nothing else keeps.
+    fn drop_state(&mut self, prefix: &Prefix) -> Freed {
+        let state = self.states.remove(prefix).expect("the caller saw a state here");
+        let busy = self.is_busy(state.serial);
+        if busy {
+            self.withdrawn.insert(state.serial, state.slot);
+        }
+        Freed { kv: self.sweep(), checkpoints: usize::from(!busy) }
+    }
+
+    /// The idle state with the lowest stamp among those that `may` go.
+    fn victim(&self, may: impl Fn(&Prefix) -> bool) -> Option<Prefix> {
+        let idle = self.states.iter().filter(|(prefix, state)| !self.is_busy(state.serial) && may(prefix));
+        idle.min_by_key(|(_, state)| state.stamp).map(|(prefix, _)| prefix.clone())
+    }
+
+    fn evict_states(&mut self, n: usize) -> Freed {
+        let mut freed = Freed::default();
+        while freed.checkpoints < n {
+            let Some(victim) = self.victim(|_| true) else { break };
+            freed += self.drop_state(&victim);
+        }
+        freed
+    }
+
+    fn evict_kv(&mut self, n: usize) -> Freed {
+        let mut freed = Freed::default();
+        while self.has_kv() && freed.kv < n {
+            let goes_on = |prefix: &Prefix| self.pages.keys().any(|page| page != prefix && page.starts_with(prefix));
+            let Some(victim) = self.victim(|prefix| !self.is_pinned(prefix) && !goes_on(prefix)) else { break };
+            freed += self.drop_state(&victim);
+        }
+        freed
+    }
+}

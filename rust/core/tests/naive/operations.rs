@@ -1,0 +1,364 @@
+//! The operations of requests and leases.
+
+use radixstate::{Error, Freed, Misuse, Namespace, OutOfSlots, PoolKind, Reason, Shortage, Skip, StartOptions};
+
+use super::{Found, Fresh, Holder, Holdings, Naive, Outcome, Prefix, Reserved, State, Writing};
+
+impl Naive {
+    pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], max_length: Option<usize>) -> Found {
+        let limit = max_length.unwrap_or(usize::MAX).min(tokens.len() - 1);
+        let at = |depth: usize| Prefix::new(self.epoch, namespace, &tokens[..depth]);
+        let whole_pages = (1..=tokens.len() / self.page).map(|n| n * self.page);
+        let kv_length = whole_pages.take_while(|&depth| self.pages.contains_key(&at(depth))).last().unwrap_or(0);
+        let reach = kv_length.min(limit);
+        let passed = || (1..=reach).filter_map(|depth| Some((depth, self.states.get(&at(depth))?)));
+        let deepest = passed().filter(|(_, state)| state.ready).last();
+        let length = deepest.map_or(0, |(depth, _)| depth);
+        let useful = self.legal_depth(reach);
+        let reason = if length > 0 {
+            Reason::Hit
+        } else if passed().count() > 0 {
+            Reason::NotReady
+        } else if kv_length == 0 {
+            Reason::NoPrefix
+        } else if useful == 0 {
+            Reason::Unaligned
+        } else {
+            Reason::NoState
+        };
+        let helps = useful > length && !self.states.contains_key(&at(useful));
+        let state = deepest.map(|(_, state)| (state.slot, state.serial));
+        Found { length, kv_length, branch: helps.then_some(useful), reason, state, epoch: self.epoch }
+    }
+
+    /// `fresh` is what the real cache handed out; it counts for nothing when the model finds a shortage.
+    pub(crate) fn start(
+        &mut self,
+        id: u64,
+        namespace: &Namespace,
+        tokens: &[u32],
+        options: StartOptions,
+        fresh: Fresh,
+    ) -> Result<Found, Error> {
+        let mut found = self.find(namespace, tokens, options.max_length);
+        if options.no_read {
+            let nothing = (0, 0, None, Reason::NoPrefix, None);
+            (found.length, found.kv_length, found.branch, found.reason, found.state) = nothing;
+        }
+        let reserve = options.reserve.unwrap_or(tokens.len());
+        self.feasible(reserve.max(tokens.len()))?;
+        if !self.config.active.external && self.usage(PoolKind::Active).free == 0 {
+            return Err(OutOfSlots { pool: PoolKind::Active, wanted: 1, free: 0, evictable: 0 }.into());
+        }
+        let claimed = reserve.max(found.length);
+        let holder = Holder {
+            namespace: namespace.clone(),
+            epoch: self.epoch,
+            holdings: self.read(namespace, tokens, &found),
+            tokens: tokens.to_vec(),
+            claimed,
+            reused: found.length,
+            loaded: false,
+            no_store: options.no_store,
+        };
+        self.holders.insert(id, holder);
+        if let Err(short) = self.claim(id, self.pages_for(claimed) - self.pages_for(found.length), fresh.pages) {
+            self.holders.remove(&id);
+            return Err(short.into());
+        }
+        self.expect_unused(PoolKind::Active, &fresh.active);
+        assert_eq!(fresh.active.len(), usize::from(!self.config.active.external));
+        self.holder_mut(id).holdings.active = fresh.active;
+        self.stats.starts += 1;
+        if !options.no_read {
+            self.consume(&found);
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn lease(
+        &mut self,
+        id: u64,
+        namespace: &Namespace,
+        tokens: &[u32],
+        found: &Found,
+    ) -> Result<(), Misuse> {
+        if found.epoch != self.epoch {
+            return Err(Misuse::Stale("the cache was reset after the lookup"));
+        }
+        if found.state.is_some_and(|(_, serial)| self.states.values().all(|state| state.serial != serial)) {
+            return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
+        }
+        let holder = Holder {
+            namespace: namespace.clone(),
+            epoch: self.epoch,
+            holdings: self.read(namespace, tokens, found),
+            tokens: Vec::new(),
+            claimed: 0,
+            reused: 0,
+            loaded: false,
+            no_store: false,
+        };
+        self.holders.insert(id, holder);
+        self.consume(found);
+        Ok(())
+    }
+
+    /// The checkpoint slot that a lease still reads.
+    pub(crate) fn lease_state(&self, id: u64) -> Option<u32> {
+        let serial = self.holders[&id].holdings.reads?;
+        let cached = self.states.values().find(|state| state.serial == serial).map(|state| state.slot);
+        cached.or_else(|| self.withdrawn.get(&serial).copied())
+    }
+
+    pub(crate) fn lease_loaded(&mut self, id: u64) {
+        let reads = self.holder_mut(id).holdings.reads.take();
+        self.give_back(Holdings { reads, ..Holdings::default() });
+    }
+
+    pub(crate) fn loaded(&mut self, id: u64) -> Result<(), Misuse> {
+        if std::mem::replace(&mut self.holder_mut(id).loaded, true) {
+            return Err(Misuse::AlreadyLoaded);
+        }
+        self.lease_loaded(id);
+        Ok(())
+    }
+
+    pub(crate) fn grow(&mut self, id: u64, n: usize, fresh: Vec<u32>) -> Result<(), Error> {
+        let before = self.holders[&id].claimed;
+        let claimed = before.saturating_add(n);
+        self.feasible(claimed)?;
+        self.claim(id, self.pages_for(claimed) - self.pages_for(before), fresh)?;
+        self.holder_mut(id).claimed = claimed;
+        Ok(())
+    }
+
+    pub(crate) fn append(&mut self, id: u64, tokens: &[u32]) -> Result<(), Misuse> {
+        let holder = self.holder_mut(id);
+        let (wanted, claimed) = (holder.tokens.len() + tokens.len(), holder.claimed);
+        if wanted > claimed {
+            return Err(Misuse::NotClaimed { wanted, claimed });
+        }
+        holder.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    pub(crate) fn shrink(&mut self, id: u64) {
+        let written = self.holders[&id].written();
+        let keep = self.pages_for(written) - self.pages_for(self.holders[&id].depth());
+        let holder = self.holder_mut(id);
+        holder.claimed = written;
+        let pages = holder.holdings.pages.split_off(keep);
+        self.give_back(Holdings { pages, ..Holdings::default() });
+    }
+
+    pub(crate) fn take_slot(&mut self, id: u64, fresh: Option<u32>) -> Result<(), Error> {
+        if self.config.active.external {
+            return Err(Misuse::PoolMode("the engine allocates active slots: take one there").into());
+        }
+        let (wanted, capacity) = (self.holders[&id].slots().len() + 1, self.config.active.capacity as usize);
+        if wanted > capacity {
+            return Err(Shortage::NeverFits { pool: PoolKind::Active, wanted, capacity }.into());
+        }
+        self.shortfall(PoolKind::Active, 1)?;
+        let slot = fresh.expect("an active slot is free");
+        self.expect_unused(PoolKind::Active, &[slot]);
+        self.holder_mut(id).holdings.active.push(slot);
+        Ok(())
+    }
+
+    pub(crate) fn check_source(&self, id: u64, depth: usize, source: u32) -> Result<(), Misuse> {
+        self.check_depth(depth)?;
+        let holder = &self.holders[&id];
+        let range = 1..=self.config.active.capacity;
+        let known =
+            if self.config.active.external { range.contains(&source) } else { holder.slots().contains(&source) };
+        if depth > holder.written() {
+            return Err(Misuse::DepthPastEnd { depth, end: holder.written() });
+        }
+        if !known {
+            return Err(Misuse::NotYourSlot { slot: source });
+        }
+        if holder.loaded { Ok(()) } else { Err(Misuse::NotLoaded) }
+    }
+
+    pub(crate) fn check_depth(&self, depth: usize) -> Result<(), Misuse> {
+        let legal = self.legal;
+        if depth.is_multiple_of(legal) { Ok(()) } else { Err(Misuse::Unaligned { depth, legal }) }
+    }
+
+    /// A lease may have moved down another path since `tokens` were reserved for it.
+    pub(crate) fn check_prefix(&self, owner: u64, tokens: &[u32]) -> Result<(), Misuse> {
+        let Some(path) = self.holders[&owner].holdings.path() else { return Ok(()) };
+        let agrees = path.tokens.iter().zip(tokens).all(|(leased, given)| leased == given);
+        if agrees { Ok(()) } else { Err(Misuse::PrefixMismatch { leased: path.depth() }) }
+    }
+
+    /// Reserves for a holder whose arguments were checked. `slot` is the real cache's choice, `None` if it skipped.
+    pub(crate) fn reserve(&mut self, id: u64, owner: u64, tokens: &[u32], slot: Option<u32>) -> Result<(), Skip> {
+        let holder = &self.holders[&owner];
+        if holder.no_store {
+            self.stats.refusals.no_store += 1;
+            return Err(Skip::NoStore);
+        }
+        if tokens.is_empty() {
+            self.stats.refusals.not_aligned += 1;
+            return Err(Skip::NotAligned);
+        }
+        let prefix = self.current(owner, tokens)?;
+        if self.states.contains_key(&prefix) {
+            self.stats.duplicates += 1;
+            return Err(Skip::Duplicate);
+        }
+        match self.shortfall(PoolKind::Checkpoint, 1) {
+            Err(short) => {
+                self.stats.refusals.no_room += 1;
+                return Err(Skip::NoRoom(short));
+            }
+            Ok(0) => {}
+            Ok(missing) => {
+                let freed = self.evict_states(missing);
+                self.stats.evictions.for_checkpoint += freed;
+            }
+        }
+        let slot = slot.expect("there is room");
+        self.expect_unused(PoolKind::Checkpoint, &[slot]);
+        self.reserved.insert(id, Reserved { owner, tokens: tokens.to_vec(), slot });
+        Ok(())
+    }
+
+    /// Publishes a reservation. `given` are the engine's pages past the holder's depth, or none: then a sequence's own
+    /// pages are published. `serial` is the real cache's name for the store. Returns the duplicates as well.
+    pub(crate) fn publish(&mut self, id: u64, given: Option<&[u32]>, serial: Option<u64>) -> (Outcome, Vec<u32>) {
+        let Reserved { owner, tokens, slot } = self.reserved.remove(&id).expect("the test names a live reservation");
+        let prefix = match self.current(owner, &tokens) {
+            Ok(prefix) => prefix,
+            Err(skip) => {
+                self.give_back(Holdings { state: Some(slot), ..Holdings::default() });
+                return (Outcome::Skipped(skip), given.unwrap_or_default().to_vec());
+            }
+        };
+        let leased = self.holders[&owner].depth();
+        let pages = given.map_or_else(|| self.own_pages(owner, tokens.len()), <[u32]>::to_vec);
+        let duplicates = self.place(&prefix, leased, &pages);
+        let replaced = if duplicates.is_empty() { 0..0 } else { leased..leased + duplicates.len() * self.page };
+        let outcome = if self.states.contains_key(&prefix) {
+            self.stats.duplicates += 1;
+            self.give_back(Holdings { state: Some(slot), ..Holdings::default() });
+            Outcome::Skipped(Skip::Duplicate)
+        } else {
+            self.store(&prefix, slot, serial.expect("it was stored"));
+            Outcome::Stored { depth: tokens.len(), step: self.outstanding.last().copied(), replaced }
+        };
+        if tokens.len() > leased {
+            self.holder_mut(owner).holdings.path = Some(prefix);
+        }
+        if given.is_none() {
+            self.give_back(Holdings { pages: duplicates.clone(), ..Holdings::default() });
+        }
+        (outcome, duplicates)
+    }
+
+    pub(crate) fn evict(&mut self, pool: PoolKind, n: usize) -> Freed {
+        let freed = match pool {
+            PoolKind::Kv => self.evict_kv(n),
+            PoolKind::Active => Freed::default(),
+            PoolKind::Checkpoint => self.evict_states(n),
+        };
+        self.stats.evictions.asked += freed;
+        freed
+    }
+
+    fn holder_mut(&mut self, id: u64) -> &mut Holder {
+        self.holders.get_mut(&id).expect("the test names a live holder")
+    }
+
+    /// Pins on what was found.
+    fn read(&self, namespace: &Namespace, tokens: &[u32], found: &Found) -> Holdings {
+        let path = (found.length > 0).then(|| Prefix::new(self.epoch, namespace, &tokens[..found.length]));
+        Holdings { path, reads: found.state.map(|(_, serial)| serial), ..Holdings::default() }
+    }
+
+    /// Counts a use, and makes the consumed checkpoint, and no other, the most recent.
+    fn consume(&mut self, found: &Found) {
+        let stats = &mut self.stats;
+        match found.reason {
+            Reason::Hit => stats.hits += 1,
+            Reason::NoPrefix => stats.misses.no_prefix += 1,
+            Reason::NoState => stats.misses.no_state += 1,
+            Reason::Unaligned => stats.misses.unaligned += 1,
+            Reason::NotReady => stats.misses.not_ready += 1,
+        }
+        stats.hit_tokens += found.length as u64;
+        stats.kv_matched_tokens += found.kv_length as u64;
+        let stamp = self.tick();
+        if let Some((_, serial)) = found.state {
+            let state = self.states.values_mut().find(|state| state.serial == serial);
+            state.expect("what was found is cached").stamp = stamp;
+        }
+    }
+
+    fn feasible(&self, tokens: usize) -> Result<(), Shortage> {
+        let (wanted, capacity) = (self.pages_for(tokens), self.config.kv.capacity as usize);
+        if wanted > capacity {
+            return Err(Shortage::NeverFits { pool: PoolKind::Kv, wanted, capacity });
+        }
+        if !self.config.active.external && self.config.active.capacity == 0 {
+            return Err(Shortage::NeverFits { pool: PoolKind::Active, wanted: 1, capacity: 0 });
+        }
+        Ok(())
+    }
+
+    fn claim(&mut self, id: u64, wanted: usize, fresh: Vec<u32>) -> Result<(), OutOfSlots> {
+        let missing = self.shortfall(PoolKind::Kv, wanted)?;
+        if missing > 0 {
+            let freed = self.evict_kv(missing);
+            self.stats.evictions.for_kv += freed;
+        }
+        assert_eq!(fresh.len(), wanted, "exactly the pages asked for");
+        self.expect_unused(PoolKind::Kv, &fresh);
+        self.holder_mut(id).holdings.pages.extend(fresh);
+        Ok(())
+    }
+
+    fn current(&mut self, owner: u64, tokens: &[u32]) -> Result<Prefix, Skip> {
+        let holder = &self.holders[&owner];
+        if holder.epoch != self.epoch {
+            self.stats.refusals.reset += 1;
+            return Err(Skip::Reset);
+        }
+        Ok(Prefix::new(self.epoch, &holder.namespace, tokens))
+    }
+
+    /// A sequence's own pages up to `depth`, which leave it.
+    fn own_pages(&mut self, owner: u64, depth: usize) -> Vec<u32> {
+        let count = depth.saturating_sub(self.holders[&owner].depth()) / self.page;
+        let pages = &mut self.holder_mut(owner).holdings.pages;
+        pages.drain(..count.min(pages.len())).collect()
+    }
+
+    /// Caches every page of `prefix`; those past `leased` come from `pages`. Returns the ones cached already.
+    fn place(&mut self, prefix: &Prefix, leased: usize, pages: &[u32]) -> Vec<u32> {
+        let mut duplicates = Vec::new();
+        for (n, depth) in (leased + self.page..=prefix.depth()).step_by(self.page).enumerate() {
+            let page = Prefix::new(prefix.epoch, &prefix.namespace, &prefix.tokens[..depth]);
+            let id = pages.get(n).copied();
+            if self.pages.contains_key(&page) {
+                duplicates.extend(id);
+            } else {
+                self.pages.insert(page, id.unwrap_or(0));
+            }
+        }
+        duplicates
+    }
+
+    fn store(&mut self, prefix: &Prefix, slot: u32, serial: u64) {
+        let stamp = self.tick();
+        let step = self.outstanding.last().copied();
+        self.states.insert(prefix.clone(), State { slot, serial, stamp, ready: step.is_none() });
+        if let Some(step) = step {
+            self.writing.push(Writing { step, path: prefix.clone(), serial });
+        }
+        self.stats.stored += 1;
+    }
+}

@@ -1,0 +1,169 @@
+//! Operations as data, and how random ones are made. Few different tokens, so that prefixes collide.
+
+use proptest::prelude::*;
+use radixstate::{Config, PoolConfig, PoolKind, StartOptions};
+
+/// One operation; `Serve` is several. A number that names a live thing is taken modulo how many there are.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    Start {
+        tenant: bool,
+        tokens: Vec<u32>,
+        options: StartOptions,
+    },
+    /// Starts, reports loaded, checkpoints the deepest legal depth, and may end: a short request as a whole.
+    Serve {
+        tenant: bool,
+        tokens: Vec<u32>,
+        ends: bool,
+    },
+    Loaded(usize),
+    Grow(usize, usize),
+    Append(usize, Vec<u32>),
+    Shrink(usize),
+    TakeSlot(usize),
+    Reserve {
+        sequence: usize,
+        depth: Depth,
+        source: usize,
+    },
+    ReserveLeased {
+        lease: usize,
+        more: Vec<u32>,
+        depth: Depth,
+    },
+    Commit(usize),
+    DropPending(usize),
+    Finish(usize),
+    DropSequences {
+        first: usize,
+        count: usize,
+    },
+    Lookup {
+        tenant: bool,
+        tokens: Vec<u32>,
+        max_length: Option<usize>,
+    },
+    Lease(usize),
+    LeaseLoaded(usize),
+    Release(usize),
+    DropLease(usize),
+    Evict(PoolKind, usize),
+    TakeFreed,
+    BeginStep,
+    RetireStep {
+        step: u64,
+        refused: Option<usize>,
+    },
+    Refuse(usize),
+    Reset,
+}
+
+/// A depth to checkpoint: the deepest legal one of what is written, or one that may break a rule.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Depth {
+    Deepest,
+    Legal(usize),
+    Any(usize),
+}
+
+impl Depth {
+    pub(crate) fn pick(self, legal: usize, written: usize) -> usize {
+        match self {
+            Self::Deepest => written / legal * legal,
+            Self::Legal(n) => n * legal,
+            Self::Any(depth) => depth,
+        }
+    }
+}
+
+/// A geometry, and pools small enough to run short.
+pub(crate) fn config() -> impl Strategy<Value = Config> {
+    let kv = prop_oneof![1 => Just(None), 3 => (0..20u32).prop_map(Some)];
+    let pools = (kv, any::<bool>(), 1..4u32, any::<bool>(), 1..7u32);
+    (1..=4u32, 1..=6u32, pools).prop_map(|(page_size, checkpoint_stride, pools)| {
+        let (kv, kv_external, active, active_external, checkpoints) = pools;
+        // At least the pages up to the first legal depth: the cache refuses less.
+        let first = (1..).find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride)).expect("an lcm exists");
+        let kv = PoolConfig { capacity: kv.map_or(0, |more| first + more), external: kv_external, unit_bytes: 3 };
+        let active = PoolConfig { capacity: active, external: active_external, unit_bytes: 5 };
+        let checkpoints = PoolConfig::internal(checkpoints).bytes(7);
+        Config { page_size, checkpoint_stride, kv, active, checkpoints }
+    })
+}
+
+fn tokens(longest: usize) -> impl Strategy<Value = Vec<u32>> {
+    let token = prop_oneof![16 => Just(0u32), 1 => Just(1u32)];
+    prop::collection::vec(token, 1..=longest)
+}
+
+fn depth() -> impl Strategy<Value = Depth> {
+    prop_oneof![
+        6 => Just(Depth::Deepest),
+        4 => (0..4usize).prop_map(Depth::Legal),
+        1 => (0..12usize).prop_map(Depth::Any),
+    ]
+}
+
+fn options() -> impl Strategy<Value = StartOptions> {
+    let sometimes = |odds: f64| prop::bool::weighted(odds);
+    let reserve = prop::option::weighted(0.3, 0..30usize);
+    let max_length = prop::option::weighted(0.1, 0..20usize);
+    (reserve, max_length, sometimes(0.05), sometimes(0.05))
+        .prop_map(|(reserve, max_length, no_read, no_store)| StartOptions { reserve, max_length, no_read, no_store })
+}
+
+fn pool() -> impl Strategy<Value = PoolKind> {
+    prop_oneof![4 => Just(PoolKind::Checkpoint), 4 => Just(PoolKind::Kv), 1 => Just(PoolKind::Active)]
+}
+
+/// A tenant seldom: two namespaces, one of them busy.
+fn tenant() -> impl Strategy<Value = bool> {
+    prop::bool::weighted(0.15)
+}
+
+fn request() -> impl Strategy<Value = Op> {
+    let n = 0..64usize;
+    prop_oneof![
+        6 => (tenant(), tokens(32), options())
+            .prop_map(|(tenant, tokens, options)| Op::Start { tenant, tokens, options }),
+        24 => (tenant(), tokens(32), any::<bool>())
+            .prop_map(|(tenant, tokens, ends)| Op::Serve { tenant, tokens, ends }),
+        8 => n.clone().prop_map(Op::Loaded),
+        4 => (n.clone(), 0..10usize).prop_map(|(n, by)| Op::Grow(n, by)),
+        4 => (n.clone(), tokens(8)).prop_map(|(n, tokens)| Op::Append(n, tokens)),
+        2 => n.clone().prop_map(Op::Shrink),
+        2 => n.clone().prop_map(Op::TakeSlot),
+        14 => (n.clone(), depth(), n.clone())
+            .prop_map(|(sequence, depth, source)| Op::Reserve { sequence, depth, source }),
+        14 => n.clone().prop_map(Op::Commit),
+        1 => n.clone().prop_map(Op::DropPending),
+        6 => n.clone().prop_map(Op::Finish),
+        1 => (n, 1..4usize).prop_map(|(first, count)| Op::DropSequences { first, count }),
+    ]
+}
+
+fn engine() -> impl Strategy<Value = Op> {
+    let n = 0..64usize;
+    prop_oneof![
+        6 => (tenant(), tokens(32), prop::option::weighted(0.1, 0..20usize))
+            .prop_map(|(tenant, tokens, max_length)| Op::Lookup { tenant, tokens, max_length }),
+        4 => n.clone().prop_map(Op::Lease),
+        2 => n.clone().prop_map(Op::LeaseLoaded),
+        5 => (n.clone(), tokens(20), depth())
+            .prop_map(|(lease, more, depth)| Op::ReserveLeased { lease, more, depth }),
+        2 => n.clone().prop_map(Op::Release),
+        1 => n.clone().prop_map(Op::DropLease),
+        2 => (pool(), 0..4usize).prop_map(|(pool, n)| Op::Evict(pool, n)),
+        3 => Just(Op::TakeFreed),
+        4 => Just(Op::BeginStep),
+        6 => (any::<u64>(), prop::option::weighted(0.2, n.clone()))
+            .prop_map(|(step, refused)| Op::RetireStep { step, refused }),
+        1 => n.prop_map(Op::Refuse),
+        1 => prop::bool::weighted(0.3).prop_map(|reset| if reset { Op::Reset } else { Op::TakeFreed }),
+    ]
+}
+
+pub(crate) fn operations() -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(prop_oneof![3 => request(), 1 => engine()], 1..120)
+}

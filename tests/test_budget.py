@@ -1,0 +1,102 @@
+"""Plans in bytes: exact, checked before anything is allocated, and clear about what to lower."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from radixstate import ActivePool, CheckpointPool, ConvSpec, StateSpec, budget
+from radixstate.errors import BudgetError, ConfigError
+
+SPEC = StateSpec(
+    layers=3,
+    heads=2,
+    d_k=8,
+    d_v=16,
+    dtype="bfloat16",
+    layout="k_last",
+    conv=(ConvSpec((12, 3), "bfloat16"), ConvSpec((5,), "float32")),
+)
+
+
+@pytest.mark.parametrize("format", ["int8", "bf16", "native"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_plan_is_exact_to_the_byte(dtype: str, format: str) -> None:
+    spec = StateSpec(layers=3, heads=2, d_k=8, d_v=16, dtype=dtype, layout="v_last", conv=SPEC.conv)
+    plan = budget.plan(spec, active_slots=4, checkpoint_slots=6, format=format)
+    assert plan.active_bytes == ActivePool(spec, 4).nbytes
+    assert plan.checkpoint_bytes == CheckpointPool(spec, 6, format=format).nbytes
+    assert plan.total_bytes == plan.active_bytes + plan.checkpoint_bytes
+
+
+def test_bytes_of_a_slot_are_those_of_its_tensors() -> None:
+    assert SPEC.state_bytes == 3 * 2 * 8 * 16 * 2
+    assert SPEC.conv_bytes == 3 * (12 * 3 * 2 + 5 * 4)
+    assert SPEC.slot_bytes("native") == SPEC.state_bytes + SPEC.conv_bytes
+    assert SPEC.slot_bytes("int8") == 3 * 2 * (8 * 16 + 8 * 2) + SPEC.conv_bytes
+
+
+def test_there_are_twice_as_many_checkpoints_as_running_sequences() -> None:
+    assert budget.plan(SPEC, active_slots=5).checkpoint_slots == 10
+
+
+def test_pages_take_what_the_total_leaves() -> None:
+    states = budget.plan(SPEC, active_slots=2).total_bytes
+    plan = budget.plan(SPEC, active_slots=2, page_bytes=1000, total_bytes=states + 10_999)
+    assert (plan.kv_pages, plan.kv_bytes) == (9, 10_000), "nine pages and the sink"
+    assert plan.total_bytes <= states + 10_999
+    assert budget.plan(SPEC, active_slots=2, page_bytes=1000).kv_pages == 0
+
+
+def test_a_total_that_is_too_small_says_what_to_lower() -> None:
+    needed = budget.plan(SPEC, active_slots=2, checkpoint_slots=100).total_bytes
+    with pytest.raises(BudgetError, match=f"need {needed} bytes.*1 too many, lower checkpoint_slots first"):
+        budget.plan(SPEC, active_slots=2, checkpoint_slots=100, total_bytes=needed - 1)
+    with pytest.raises(BudgetError, match="lower kv_pages first"):
+        budget.plan(SPEC, active_slots=2, page_bytes=10**6, kv_pages=50, total_bytes=10**7)
+
+
+def test_a_plan_beyond_the_free_memory_is_refused_before_allocating() -> None:
+    free = budget.free_bytes()
+    assert free is not None
+    slots = 2 * free // SPEC.slot_bytes("int8")
+    with pytest.raises(BudgetError, match=r"cpu has .* lower checkpoint_slots first"):
+        budget.plan(SPEC, active_slots=2, checkpoint_slots=slots).check("cpu")
+    budget.plan(SPEC, active_slots=2).check("cpu")
+
+
+def test_memory_that_cannot_be_read_is_said_to_be_unchecked() -> None:
+    plan = budget.plan(SPEC, active_slots=2)
+    with pytest.warns(
+        RuntimeWarning, match=f"free memory of mps cannot be read: a plan of {plan.total_bytes}"
+    ):
+        plan.check("mps")
+
+
+def test_free_memory_is_what_linux_calls_available(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    assert budget._available_memory(meminfo) is None
+    meminfo.write_text("MemTotal:       999 kB\nMemFree:  5 kB\nMemAvailable:     12 kB\n")
+    assert budget._available_memory(meminfo) == 12 * 1024
+    meminfo.write_text("MemTotal:       999 kB\n")
+    assert budget._available_memory(meminfo) is None
+
+
+@pytest.mark.gpu
+def test_free_memory_of_a_device_is_read() -> None:
+    free = budget.free_bytes("cuda")
+    assert free is not None
+    assert 0 < free <= torch.cuda.get_device_properties(0).total_memory
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"active_slots": 0}, "active_slots must be at least 1, got 0"),
+        ({"active_slots": 1, "checkpoint_slots": 0}, "checkpoint_slots must be at least 1, got 0"),
+        ({"active_slots": 1, "kv_pages": -1}, "kv_pages must be at least 0, got -1"),
+        ({"active_slots": 1, "page_bytes": -1}, "page_bytes must be at least 0, got -1"),
+    ],
+)
+def test_sizes_out_of_range_are_named(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        budget.plan(SPEC, **sizes)
