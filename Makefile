@@ -28,7 +28,7 @@ $(VENV)/.native: $(VENV)/.packages $(NATIVE_SOURCES)
 	touch $@
 
 demo: $(VENV)/.native ## the reuse experiment on a real model: tables, out/demo/reuse.json, out/demo/reuse.png
-	$(BIN)/python benchmarks/reuse.py $(ARGS)
+	$(BIN)/python -m benchmarks.reuse $(ARGS)
 
 test: test-rust test-python ## Rust and Python tests
 
