@@ -106,17 +106,21 @@ fn measure(state: StateType, layout: Layout, backend: Backend, threads: NonZeroU
     let moved = (elements * (state.bytes() + 1) + channels * state.scale().bytes()) as f64 * usable;
     let memcpy = 2.0 * active.0.len() as f64 / best[0] / 1e9;
     let [store, load] = [moved / best[1] / 1e9, moved / best[2] / 1e9];
+    let percent = |speed: f64| 100.0 * speed / memcpy;
     println!(
-        "{state:?} {layout:?} {backend:?} x{threads}: memcpy {memcpy:.1}, store {store:.1} ({:.0}%), load {load:.1} ({:.0}%)",
-        100.0 * store / memcpy,
-        100.0 * load / memcpy,
+        "{:6} {:5} {:5}  memcpy {memcpy:5.1}  store {store:5.1} ({:.0}%)  load {load:5.1} ({:.0}%)",
+        backend.to_string(),
+        format!("{state:?}"),
+        format!("{layout:?}"),
+        percent(store),
+        percent(load),
     );
 }
 
 fn main() {
     let threads = std::env::args().nth(1).map_or(1, |n| n.parse().expect("threads must be a number of at least 1"));
     let threads = NonZeroUsize::new(threads).expect("threads must be at least 1");
-    println!("GB/s, {LAYERS} layers, {} slots, {SHAPE:?}, best of {ROUNDS}", SLOTS - 1);
+    println!("GB/s, {threads} threads, {LAYERS} layers, {} slots, {SHAPE:?}, best of {ROUNDS}", SLOTS - 1);
     for backend in Backend::available() {
         if matches!(backend, Backend::Scalar) {
             continue;

@@ -1,5 +1,7 @@
 //! Picks the code for this CPU and the element type of a spec.
 
+use std::fmt;
+
 #[cfg(target_arch = "x86_64")]
 use crate::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -25,18 +27,27 @@ pub enum Backend {
     Avx512(Avx512),
 }
 
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+        })
+    }
+}
+
 impl Backend {
     /// The backends that this CPU runs, fastest first.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        let mut backends = Vec::new();
         #[cfg(target_arch = "x86_64")]
-        {
-            backends.extend(Avx512::new().map(Self::Avx512));
-            backends.extend(Avx2::new().map(Self::Avx2));
-        }
-        backends.push(Self::Scalar);
-        backends
+        let vector = [Avx512::new().map(Self::Avx512), Avx2::new().map(Self::Avx2)];
+        #[cfg(not(target_arch = "x86_64"))]
+        let vector: [Option<Self>; 0] = [];
+        vector.into_iter().flatten().chain([Self::Scalar]).collect()
     }
 
     /// The first of [`available`](Self::available).

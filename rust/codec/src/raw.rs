@@ -150,12 +150,6 @@ impl<'a> Share<'a> {
         self.spec
     }
 
-    /// Bytes of states that the whole transfer writes.
-    pub(crate) fn transfer_bytes(&self) -> usize {
-        let rows = self.spec.shape.heads * self.spec.shape.matrix(self.spec.layout).0;
-        self.spec.active.layers.len() * self.pairs.len() * rows * self.target.row_bytes
-    }
-
     /// Layer, pair and head (or window) of a position: the innermost of `inner` moves fastest.
     fn place(&self, index: usize, inner: usize) -> (usize, usize, usize) {
         let outer = index / inner;
@@ -171,11 +165,6 @@ impl<'a> Share<'a> {
             row_stride: self.source.pool.row_stride,
             memory: PhantomData,
         }
-    }
-
-    /// What the next item will read.
-    pub(crate) fn ahead(&self) -> Option<Tile<'a>> {
-        (!self.heads.is_empty()).then(|| self.source_tile(self.heads.start))
     }
 
     /// Takes the next head; none is given twice.
@@ -213,6 +202,21 @@ impl<'a> Share<'a> {
         // SAFETY: the caller of `split` vouches for the windows of both slots, and that the destinations are
         // distinct; shares have distinct positions and each gives a position once.
         Some(unsafe { (std::slice::from_raw_parts(from, bytes), std::slice::from_raw_parts_mut(to, bytes)) })
+    }
+}
+
+/// What only vector code asks.
+#[cfg(target_arch = "x86_64")]
+impl<'a> Share<'a> {
+    /// Bytes of states that the whole transfer writes.
+    pub(crate) fn transfer_bytes(&self) -> usize {
+        let rows = self.spec.shape.heads * self.spec.shape.matrix(self.spec.layout).0;
+        self.spec.active.layers.len() * self.pairs.len() * rows * self.target.row_bytes
+    }
+
+    /// What the next item will read.
+    pub(crate) fn ahead(&self) -> Option<Tile<'a>> {
+        (!self.heads.is_empty()).then(|| self.source_tile(self.heads.start))
     }
 }
 

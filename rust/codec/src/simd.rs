@@ -68,6 +68,9 @@ pub(crate) trait Simd: Copy {
 /// An element type in registers.
 pub(crate) trait Lanes: Element<Scale = Self::ScaleLanes> {
     type ScaleLanes: Lanes;
+    /// Bits of the largest value that comes back finite after rounding to bf16.
+    const LARGEST_IN_BF16: u32;
+
     fn load<S: Simd>(simd: S, from: &[u8]) -> [S::F32; 4];
     fn store<S: Simd>(simd: S, x: [S::F32; 4], to: &mut [u8], write: Write);
     fn max_abs<S: Simd>(simd: S, a: S::Bits, x: S::Bits) -> S::Bits;
@@ -100,9 +103,10 @@ macro_rules! each {
 pub(crate) use each;
 
 macro_rules! lanes {
-    ($element:ty, $scale:ty, $load:ident, $to:ident, $max_abs:ident, $reduce:ident) => {
+    ($element:ty, $scale:ty, $largest_in_bf16:literal, $load:ident, $to:ident, $max_abs:ident, $reduce:ident) => {
         impl Lanes for $element {
             type ScaleLanes = $scale;
+            const LARGEST_IN_BF16: u32 = $largest_in_bf16;
 
             #[inline(always)]
             fn load<S: Simd>(simd: S, from: &[u8]) -> [S::F32; 4] {
@@ -129,9 +133,9 @@ macro_rules! lanes {
     };
 }
 
-lanes!(Bf16, Bf16, load_bf16, to_bf16, max_abs16, reduce16);
-lanes!(Fp16, Fp32, load_fp16, to_fp16, max_abs16, reduce16);
-lanes!(Fp32, Fp32, load_fp32, to_fp32, max_abs32, reduce32);
+lanes!(Bf16, Bf16, 0x7f7f, load_bf16, to_bf16, max_abs16, reduce16);
+lanes!(Fp16, Fp32, 0x7bfb, load_fp16, to_fp16, max_abs16, reduce16);
+lanes!(Fp32, Fp32, 0x7f7f_7fff, load_fp32, to_fp32, max_abs32, reduce32);
 
 /// Work that an instruction set runs with all its instructions enabled.
 pub(crate) trait Task {
@@ -546,4 +550,26 @@ fn padded(part: &[u8]) -> [u8; MAX_BLOCK_BYTES] {
     let mut block = [0; MAX_BLOCK_BYTES];
     block[..part.len()].copy_from_slice(part);
     block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition of `LARGEST_IN_BF16`.
+    fn survives_bf16<E: Element>(bits: u32) -> bool {
+        E::abs(E::round(Bf16::to_f32(Bf16::round(E::to_f32(bits))))) <= E::LARGEST
+    }
+
+    #[test]
+    fn the_largest_value_in_bf16_is_the_last_that_survives() {
+        fn check<E: Lanes>() {
+            let edge = E::LARGEST_IN_BF16;
+            assert!((edge - 100..=edge).all(survives_bf16::<E>));
+            assert!((edge + 1..edge + 100).all(|bits| !survives_bf16::<E>(bits)));
+        }
+        check::<Bf16>();
+        check::<Fp16>();
+        check::<Fp32>();
+    }
 }
