@@ -14,6 +14,8 @@ layer) with real prefills and real states; only the format and number of its che
   int8-bytes-of-native-fp32   the slots that the bytes of native-fp32 buy
   int8-bytes-of-bf16          the slots that the bytes of bf16 buy
 
+Each prompt goes to all of them in turn, so that whatever else the machine does falls on all alike.
+
 A cache that evicts by recency and is probed in the warm order keeps everything or nothing, which makes the
 cliff look steeper than it is; random order shows the slope. The random round follows the same-order round,
 which leaves the recency that the warm round left, so both start alike.
@@ -158,7 +160,7 @@ def run(
     prompts: Sequence[Prompts],
     served: Callable[[], object] = lambda: None,
 ) -> list[Row]:
-    """The whole experiment: every cache with every number of prefixes, checked after each.
+    """The whole experiment: every number of prefixes with every cache, checked after each.
 
     Args:
         settings: lengths and numbers of prefixes.
@@ -167,10 +169,10 @@ def run(
         served: called after each request.
     """
     rows = []
-    for contestant in caches:
-        for k in settings.counts:
-            for order, results in _rounds(contestant.server, prompts[:k], settings.seed, served):
-                rows.append(_row(contestant, k, order, results, settings))
+    for k in settings.counts:
+        for order, results in _rounds(caches, prompts[:k], settings.seed, served):
+            rows += [_row(cache, k, order, results[cache.name], settings) for cache in caches]
+        for contestant in caches:
             contestant.server.cache.check()
             contestant.server.cache.reset()
     return rows
@@ -219,15 +221,16 @@ def _contestant(
 
 
 def _rounds(
-    server: PrefixServer, prompts: Sequence[Prompts], seed: int, served: Callable[[], object]
-) -> Iterator[tuple[Order, list[Result]]]:
-    """Warms the cache, then yields what each round of probes gave."""
+    caches: Sequence[Contestant], prompts: Sequence[Prompts], seed: int, served: Callable[[], object]
+) -> Iterator[tuple[Order, dict[str, list[Result]]]]:
+    """Warms the caches, then yields what each round of probes gave, by cache."""
 
-    def send(batch: Sequence[Prompts], round_: int) -> list[Result]:
-        results = []
+    def send(batch: Sequence[Prompts], round_: int) -> dict[str, list[Result]]:
+        results: dict[str, list[Result]] = {cache.name: [] for cache in caches}
         for prompt in batch:
-            results.append(server.generate(prompt.prefix + prompt.suffixes[round_], 1))
-            served()
+            for cache in caches:
+                results[cache.name].append(cache.server.generate(prompt.prefix + prompt.suffixes[round_], 1))
+                served()
         return results
 
     shuffled = list(prompts)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
-settings.register_profile("ci", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, stateful_step_count=60)
+settings.register_profile("deep", settings.get_profile("ci"), stateful_step_count=150)
 settings.load_profile("ci")
 
 

@@ -7,8 +7,25 @@ from typing import Any
 
 import pytest
 import torch
-from radixstate import ActivePool, ConvSpec, Namespace, PrefixCache, Sequence, Skipped, StateSpec, Stored
-from radixstate.errors import BudgetError, ConfigError, OutOfSlotsError, StaleError, TensorError
+from radixstate import (
+    ActivePool,
+    ConvSpec,
+    Namespace,
+    PrefixCache,
+    Request,
+    Sequence,
+    Skipped,
+    StateSpec,
+    Stored,
+)
+from radixstate.errors import (
+    BudgetError,
+    ConfigError,
+    EmptyPromptError,
+    OutOfSlotsError,
+    StaleError,
+    TensorError,
+)
 from radixstate.reference.codec import decode, encode
 
 SPEC = StateSpec(
@@ -177,6 +194,19 @@ def test_several_states_are_encoded_together(cache: PrefixCache) -> None:
     reasons = [getattr(outcome, "reason", "stored") for outcome in outcomes]
     assert reasons == ["stored", "no_store", "non_finite"]
     assert cache.checkpoint_many([]) == []
+
+
+def test_several_requests_start_together_each_on_its_own(cache: PrefixCache) -> None:
+    cached(cache)
+    cache.active.state_rows.whole.fill_(torch.nan)
+    wanted = [Request(PROMPT), Request([1]), Request([]), Request(PROMPT), Request(PROMPT)]
+    hit, miss, empty, again, busy = cache.start_many(wanted)
+    assert [hit.reused, miss.reused, again.reused] == [16, 0, 16]
+    assert torch.equal(cache.active.state(hit.slot), cache.active.state(again.slot))
+    assert (cache.active.state(miss.slot) == 0).all()
+    assert isinstance(empty, EmptyPromptError)
+    assert isinstance(busy, OutOfSlotsError)
+    assert cache.start_many([]) == []
 
 
 def test_a_state_can_come_from_a_further_slot(cache: PrefixCache) -> None:

@@ -192,6 +192,8 @@ def test_start_where_the_engine_allocates() -> None:
     cache = make(external=True)
     with refused(cache, errors.ConfigError, r"use lookup\(\) and lease\(\)"):
         cache.start(PROMPT)
+    with refused(cache, errors.ConfigError, r"use lookup\(\) and lease\(\)"):
+        cache.start_many([])
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ PROMPT = list(range(9))  # 4 pages of 2 tokens and one token more
 DEPTH = 8
 
 
-def make(**sizes: int) -> Cache:
+def make(**sizes: Any) -> Cache:
     """Pages of 2 tokens, checkpoints at multiples of 4."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "page_size": 2,
         "checkpoint_stride": 4,
         "kv_pages": 16,
@@ -31,7 +31,7 @@ def make(**sizes: int) -> Cache:
     return Cache(**(defaults | sizes))
 
 
-def external(**sizes: int) -> Cache:
+def external(**sizes: Any) -> Cache:
     return make(kv_external=True, active_external=True, **sizes)
 
 
@@ -503,7 +503,7 @@ def misuse_pool_name() -> None:
     make().usage("kvs")  # type: ignore[arg-type]
 
 
-MISUSES: list[tuple[str, str, Callable[[], None]]] = [
+MISUSES: list[tuple[str, str, Callable[[], object]]] = [
     ("Config", "the checkpoint pool has 0 slots: nothing could ever be reused", misuse_config),
     ("EmptyPrompt", "a prompt has at least one token, got 0", lambda: make().start([])),
     (
@@ -548,7 +548,9 @@ MISUSES: list[tuple[str, str, Callable[[], None]]] = [
 
 
 @pytest.mark.parametrize(("name", "message", "misuse"), MISUSES)
-def test_a_misuse_names_the_rule_and_the_numbers(name: str, message: str, misuse: Callable[[], None]) -> None:
+def test_a_misuse_names_the_rule_and_the_numbers(
+    name: str, message: str, misuse: Callable[[], object]
+) -> None:
     with pytest.raises(_native.MisuseError) as caught:
         misuse()
     assert (type(caught.value).__name__, str(caught.value)) == (f"{name}Error", message)
@@ -650,11 +652,11 @@ def test_what_owns_slots_is_neither_copied_nor_sent_elsewhere() -> None:
 
 def test_results_are_frozen() -> None:
     cache = make()
-    for value, name in ((cache.lookup(PROMPT), "length"), (cache.stats(), "hits"), (Namespace(), "epoch")):
-        with pytest.raises(AttributeError):
-            setattr(value, name, 1)
-        with pytest.raises(AttributeError):
-            value.invented = 1
+    results = {"length": cache.lookup(PROMPT), "hits": cache.stats(), "epoch": Namespace()}
+    for known, result in results.items():
+        for name in (known, "invented"):
+            with pytest.raises(AttributeError):
+                setattr(result, name, 1)
 
 
 # Threads

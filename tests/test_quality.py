@@ -1,24 +1,26 @@
-"""What a checkpoint costs a trained model: the KL divergence of its predictions from those of the exact state.
+"""What a checkpoint costs a trained model: the KL divergence of its predictions from the exact state's.
 
-The loss is no gate: it moves by less than 1e-4 nats per byte under nearly every codec. The KL divergence over the
-256 bytes after a restore spans five orders of magnitude between int8 and a forgotten state.
+The loss is no gate: it moves by less than 1e-4 nats per byte under nearly every codec, while KL tells int8
+from a forgotten state by five orders of magnitude. The model soon overwrites what a codec did to its state, so
+codecs are told apart by the first few bytes.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import cast
+from collections.abc import Iterator
 
 import pytest
 import torch
-from benchmarks.tiny import corpus_prompts, load_tiny_model
 from radixstate import ActivePool, CheckpointPool, StateSpec
 from radixstate.states import Format
 from transformers import DynamicCache, Qwen3_5ForCausalLM
 from transformers.cache_utils import LinearAttentionLayer
 
-PAIRS, PREFIX, CONTINUATION = 96, 512, 256
+from benchmarks.tiny import corpus_prompts, load_tiny_model
+
+PAIRS, PREFIX, CONTINUATION, SOON = 64, 512, 256, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,10 @@ def linear_layers(cache: DynamicCache) -> list[LinearAttentionLayer]:
 
 
 class Prefixes:
-    """Prefixes the model has read, and the bytes that follow each: (pairs, PREFIX) and (pairs, CONTINUATION)."""
+    """Prefixes that the model has read, and the bytes that follow each.
+
+    text: (pairs, PREFIX + CONTINUATION); cache and state: after PREFIX bytes; exact: the logits from there.
+    """
 
     def __init__(self, model: Qwen3_5ForCausalLM) -> None:
         self.model = model
@@ -58,25 +63,30 @@ class Prefixes:
         self.cache = DynamicCache(config=model.config)
         model(self.text[:, :PREFIX], cache=self.cache, logits_to_keep=1)
         self.state = State.of(self.cache)
-        self.exact = self.resume(self.state)
+        self.exact = self.resume(self.state, CONTINUATION)
 
-    def resume(self, state: State) -> torch.Tensor:
-        """Logits (pairs, CONTINUATION, 256) over the continuations, read from `state` and the prefixes' KV."""
+    def resume(self, state: State, n: int) -> torch.Tensor:
+        """Logits (pairs, n, 256) over n bytes of the continuations, from `state` and the prefixes' KV."""
         cache = copy.deepcopy(self.cache)
         state.put(cache)
-        return cast(torch.Tensor, self.model(self.text[:, PREFIX:], cache=cache).logits)
+        return self.model(self.text[:, PREFIX : PREFIX + n], cache=cache).logits
 
-    def kl(self, state: State) -> float:
-        """Mean KL(exact || resumed) in nats per byte. In double precision: int8's is below a float's epsilon."""
-        exact, resumed = (x.double().log_softmax(-1) for x in (self.exact, self.resume(state)))
+    def kl(self, state: State, n: int) -> float:
+        """Mean KL(exact || resumed) over n bytes, in nats per byte.
+
+        In double precision, for int8's is as small as a float's rounding.
+        """
+        exact, resumed = (x.double().log_softmax(-1) for x in (self.exact[:, :n], self.resume(state, n)))
         return (exact.exp() * (exact - resumed)).sum(-1).mean().item()
 
-    def kl_of(self, recurrent: torch.Tensor) -> float:
-        return self.kl(dataclasses.replace(self.state, recurrent=recurrent))
+    def error(self, state: State) -> float:
+        """Mean relative error of a layer's recurrent state."""
+        exact, restored = self.state.recurrent.flatten(2), state.recurrent.flatten(2)
+        return ((restored - exact).norm(dim=-1) / exact.norm(dim=-1)).mean().item()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def inference():
+def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
@@ -92,8 +102,8 @@ def spec(prefixes: Prefixes) -> StateSpec:
 
 
 @pytest.fixture(scope="module")
-def int8_kl(prefixes: Prefixes, spec: StateSpec) -> float:
-    return prefixes.kl(through_checkpoints(prefixes.state, spec, "int8"))
+def int8(prefixes: Prefixes, spec: StateSpec) -> State:
+    return through_checkpoints(prefixes.state, spec, "int8")
 
 
 def through_checkpoints(state: State, spec: StateSpec, format: Format) -> State:
@@ -114,41 +124,41 @@ def through_checkpoints(state: State, spec: StateSpec, format: Format) -> State:
     )
 
 
-def per_tensor(state: torch.Tensor) -> torch.Tensor:
+def per_tensor(state: State) -> State:
     """int8 with a single scale for each layer's whole state."""
-    scale = state.abs().amax((-3, -2, -1), keepdim=True) / 127
-    return (state / scale).round() * scale
+    scale = state.recurrent.abs().amax((-3, -2, -1), keepdim=True) / 127
+    return dataclasses.replace(state, recurrent=(state.recurrent / scale).round() * scale)
 
 
-def test_a_native_checkpoint_resumes_bit_for_bit(prefixes: Prefixes, spec: StateSpec):
+def test_a_native_checkpoint_resumes_bit_for_bit(prefixes: Prefixes, spec: StateSpec) -> None:
     restored = through_checkpoints(prefixes.state, spec, "native")
-    assert torch.equal(prefixes.resume(restored), prefixes.exact)
+    assert torch.equal(prefixes.resume(restored, CONTINUATION), prefixes.exact)
 
 
-def test_resuming_says_what_reading_everything_at_once_says(prefixes: Prefixes):
+def test_resuming_says_what_reading_everything_at_once_says(prefixes: Prefixes) -> None:
     some = slice(0, 8)
     whole = prefixes.model(prefixes.text[some], use_cache=False).logits[:, PREFIX:]
-    torch.testing.assert_close(prefixes.exact[some], whole, rtol=0, atol=5e-5)
+    torch.testing.assert_close(prefixes.exact[some], whole, rtol=0, atol=1e-4)
 
 
-def test_a_forgotten_state_is_noticed(prefixes: Prefixes):
-    assert prefixes.kl_of(torch.zeros_like(prefixes.state.recurrent)) > 1e-3
+@pytest.mark.parametrize("part", ["recurrent", "conv"])
+def test_a_forgotten_part_of_the_state_is_noticed(prefixes: Prefixes, part: str) -> None:
+    zeros = torch.zeros_like(getattr(prefixes.state, part))
+    forgotten = dataclasses.replace(prefixes.state, **{part: zeros})
+    assert prefixes.kl(forgotten, SOON) > 0.01
 
 
-def test_a_forgotten_conv_window_is_noticed(prefixes: Prefixes):
-    state = dataclasses.replace(prefixes.state, conv=torch.zeros_like(prefixes.state.conv))
-    assert prefixes.kl(state) > 1e-3
+def test_an_int8_checkpoint_costs_next_to_nothing(prefixes: Prefixes, int8: State) -> None:
+    assert prefixes.kl(int8, CONTINUATION) < 2e-6
+    assert torch.equal(int8.conv, prefixes.state.conv)
 
 
-def test_int8_checkpoints_cost_next_to_nothing(int8_kl: float):
-    assert int8_kl < 2e-6
+def test_one_scale_per_tensor_is_ten_times_worse(prefixes: Prefixes, int8: State) -> None:
+    assert prefixes.kl(per_tensor(prefixes.state), SOON) > 10 * prefixes.kl(int8, SOON)
 
 
-def test_one_scale_per_tensor_is_ten_times_worse(prefixes: Prefixes, int8_kl: float):
-    assert prefixes.kl_of(per_tensor(prefixes.state.recurrent)) > 10 * int8_kl
-
-
-def test_scales_along_the_other_axis_are_worse(prefixes: Prefixes, spec: StateSpec, int8_kl: float):
-    """What happens when the layout is wrong, which square heads do not show otherwise."""
-    transposed = dataclasses.replace(spec, layout="k_last")
-    assert prefixes.kl(through_checkpoints(prefixes.state, transposed, "int8")) > 1.5 * int8_kl
+def test_scales_along_the_other_axis_are_worse(prefixes: Prefixes, spec: StateSpec, int8: State) -> None:
+    """As when the layout is named wrongly, which the shapes of square heads don't show."""
+    transposed = through_checkpoints(prefixes.state, dataclasses.replace(spec, layout="k_last"), "int8")
+    assert prefixes.error(transposed) > 1.2 * prefixes.error(int8)
+    assert prefixes.kl(transposed, SOON) > prefixes.kl(int8, SOON)

@@ -4,7 +4,9 @@ Every cached byte is accounted for: a page holds the tokens it was written for, 
 Two owners of one page or slot therefore overwrite each other, and a later comparison sees it.
 """
 
+import os
 import re
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from hypothesis.stateful import (
     multiple,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 from radixstate import (
     ConvSpec,
@@ -253,6 +256,7 @@ class Machine(RuleBasedStateMachine):
         assert facts(real) == facts(model)
         return (real, model) if isinstance(real, Stored) else multiple()
 
+    @precondition(lambda self: self.model.states)
     @rule(pool=st.sampled_from(["kv", "kv", "checkpoint", "checkpoint", "active"]), n=st.integers(0, 3))
     def evict(self, pool: Any, n: int) -> None:
         real, model = self.cache.evict(pool, n), self.model.evict(pool, n)
@@ -282,6 +286,7 @@ class Machine(RuleBasedStateMachine):
         self.cache.retire_step(step, refused=[pair[0]])
         self.model.retire_step(step, [pair[1].serial])
 
+    @precondition(lambda self: self.model.states)
     @rule(really=rarely)
     def reset(self, really: bool) -> None:
         if really:
@@ -405,6 +410,36 @@ class SchedulerMachine(Machine):
         self.end(number, "finish")
         return stored
 
+    @rule(numbers=st.lists(sequences, min_size=2, max_size=3), limit=lengths)
+    def checkpoint_together(self, numbers: list[int], limit: int) -> None:
+        """All are reserved before the first is committed: one may find its prefix stored meanwhile."""
+        requests = [self.live[number] for number in numbers]
+        depths = [self.depth((limit, True), min(len(r.model.tokens), r.model.claimed)) for r in requests]
+        for request, depth in zip(requests, depths, strict=True):
+            request.held[request.real.slot] = request.key(depth)
+            self.write(request.real.slot, request.key(depth))
+        real = self.cache.checkpoint_many(
+            [(r.real, depth, r.real.slot) for r, depth in zip(requests, depths, strict=True)]
+        )
+        reserved = [
+            self.model.reserve_checkpoint(r.model, depth, r.model.slots[0])
+            for r, depth in zip(requests, depths, strict=True)
+        ]
+        model = [
+            pending if isinstance(pending, parts.Skipped) else self.model.commit(r.model, pending)
+            for r, pending in zip(requests, reserved, strict=True)
+        ]
+        assert list(map(facts, real)) == list(map(facts, model))
+
+    @precondition(lambda self: len(self.live) + 1 < self.cache.active.slots)
+    @rule(target=sequences, prompt=prompts, namespace=namespaces)
+    def race(self, prompt: list[int], namespace: int) -> Any:
+        """Two requests compute the same prefix at the same time, and go on."""
+        twins = [self.start(prompt, namespace, None, no_read=False, no_store=False) for _ in range(2)]
+        started = [number for number in twins if isinstance(number, int)]
+        self.checkpoint_together(started, len(prompt))
+        return multiple(*started)
+
     def store(self, request: Request, depth: int, slot: int) -> parts.Stored | parts.Skipped:
         pending = self.model.reserve_checkpoint(request.model, depth, slot)
         return pending if isinstance(pending, parts.Skipped) else self.model.commit(request.model, pending)
@@ -459,6 +494,16 @@ class EngineMachine(Machine):
         self.model.lease_loaded(lease.model)
         self.assert_holds(2, lease.key(state.prefix.depth) if state else None)
 
+    @rule(target=Machine.stored, prompt=prompts, namespace=namespaces)
+    def serve(self, prompt: list[int], namespace: int) -> Any:
+        """A whole request, which fills the cache for the others; short of pages, the engine asks for some."""
+        self.evict("kv", max(0, len(prompt) // self.page - len(self.free)))
+        self.take_freed()
+        number = self.lease(self.lookup(prompt, namespace, None))
+        stored = self.publish(number, (len(prompt), True), "none")
+        self.release(number, drop=False)
+        return stored
+
     @rule(
         target=Machine.stored,
         number=Machine.leases,
@@ -496,6 +541,7 @@ class EngineMachine(Machine):
             "a cached page": cached[:1] + pages[1:],
         }[slip]
 
+    @precondition(lambda self: self.model.pools["kv"].outbox)
     @rule()
     def take_freed(self) -> None:
         freed = sorted(self.cache.take_freed("kv"))
@@ -507,7 +553,18 @@ class EngineMachine(Machine):
         self.cache.check(engine_free=getattr(self, "free", []))
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
-EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
-TestScheduler = SchedulerMachine.TestCase
-TestEngine = EngineMachine.TestCase
+def run(machine: type[Machine], examples: int) -> None:
+    """One round, or as many as half of RADIXSTATE_FUZZ_SECONDS holds: the two machines share it."""
+    end = time.monotonic() + float(os.environ.get("RADIXSTATE_FUZZ_SECONDS", "0")) / 2
+    while True:
+        run_state_machine_as_test(machine, settings=settings(max_examples=examples))
+        if time.monotonic() >= end:
+            return
+
+
+def test_a_scheduler_and_the_reference_agree() -> None:
+    run(SchedulerMachine, 250)
+
+
+def test_an_engine_with_its_own_allocators_and_the_reference_agree() -> None:
+    run(EngineMachine, 120)

@@ -146,8 +146,11 @@ def test_a_view_of_all_layers_needs_one_tensor() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"state": torch.zeros(2, 4, 3, 7, 5)}, r"state: .*\(slots \+ 1, 3, 5, 7\).*got \(4, 3, 7, 5\)"),
-        ({"state": torch.zeros(3, 4, 3, 5, 7)}, "state: 3 layers given, the spec has 2"),
+        (
+            {"state": torch.zeros(2, 4, 3, 7, 5)},
+            r"state \(v_last\): .*\(slots \+ 1, 3, 5, 7\).*got \(4, 3, 7, 5\)",
+        ),
+        ({"state": torch.zeros(3, 4, 3, 5, 7)}, r"state \(v_last\): 3 layers given, the spec has 2"),
         ({"state": torch.zeros(2, 1, 3, 5, 7)}, r"at least 1 slot, got \(1, 3, 5, 7\)"),
         ({"state": torch.zeros(2, 4, 3, 5, 7).half()}, "the spec says float32, got float16"),
         ({"state": torch.zeros(2, 4, 3, 5, 7, device="meta")}, "on cpu, but state has 4 on meta"),

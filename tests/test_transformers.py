@@ -9,8 +9,15 @@ from typing import NamedTuple
 import pytest
 import torch
 from radixstate import PrefixCache, StateSpec
-from radixstate.errors import ConfigError, MisuseError, NeverFitsError
-from radixstate.integrations.transformers import PrefixServer, Request, RunningState, state_spec
+from radixstate.errors import BudgetError, ConfigError, MisuseError, NeverFitsError
+from radixstate.integrations.transformers import (
+    KvPages,
+    KvShape,
+    PrefixServer,
+    Request,
+    RunningState,
+    state_spec,
+)
 from radixstate.reference import codec
 from transformers import (
     DynamicCache,
@@ -378,6 +385,20 @@ def test_two_requests_that_store_the_same_prefix_share_its_pages(
     assert server.generate(PROBE).reused == PREFIX
 
 
+def test_a_hit_that_stores_deeper_leaves_the_pages_it_shares_alone(serve: MakeServer) -> None:
+    server = serve("native")
+    server.generate(WARM)
+    with server.start(PROBE + tokens(2 * STRIDE, seed=14)) as request:
+        shared = request.sequence.pages[: PREFIX // PAGE]
+        for keys, values in server.kv.tensors:
+            keys[shared], values[shared] = 7.0, 7.0  # as if another request were reading something there
+        request.prefill()
+        assert [stored.depth for stored in request.checkpoints] == [6 * STRIDE]
+        for keys, values in server.kv.tensors:
+            assert keys[shared].eq(7.0).all()
+            assert values[shared].eq(7.0).all()
+
+
 def test_the_end_of_a_turn_can_be_stored_for_the_next(model: PreTrainedModel, serve: MakeServer) -> None:
     server, prompt = serve("native"), tokens(STRIDE + 3, seed=12)
     turn = server.generate(prompt, 2 * STRIDE, checkpoint_end=True)
@@ -433,6 +454,15 @@ def test_a_cache_without_pages_and_a_chunk_of_zero_are_refused(serve: MakeServer
         serve("native", kv_pages=0)
     with pytest.raises(ConfigError, match="chunk of 0"):
         serve("native", chunk=0)
+
+
+def test_the_bytes_of_the_pages_are_known_and_checked_before_they_are_allocated(serve: MakeServer) -> None:
+    server = serve("native")
+    [(keys, values), *_] = server.kv.tensors
+    shape = KvShape(tuple(keys.shape[2:]), tuple(values.shape[2:]), keys.dtype)
+    assert shape.nbytes * (64 + 1) * PAGE == keys.nbytes + values.nbytes
+    with pytest.raises(BudgetError, match="lower kv_pages first"):
+        KvPages([shape], 10**12, PAGE, keys.device)
 
 
 def test_a_model_without_linear_layers_is_refused() -> None:

@@ -8,7 +8,7 @@
 Importing the package does not import torch.
 """
 
-from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
+from radixstate._native import Freed, Match, Namespace, Request, Stats, Stored, Usage
 from radixstate.cache import Lease, PrefixCache, Published, Sequence, Skipped
 from radixstate.states import ActivePool, CheckpointPool, ConvSpec, StateSpec
 
@@ -22,6 +22,7 @@ __all__ = [
     "Namespace",
     "PrefixCache",
     "Published",
+    "Request",
     "Sequence",
     "Skipped",
     "StateSpec",

@@ -20,9 +20,13 @@ from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
 if TYPE_CHECKING:
     import torch
 
-    from radixstate._native import PoolName, Started, Tokens
+    from radixstate._native import Request, Started
+    from radixstate.errors import CacheError
 
-    Writing = tuple["Sequence", int, int]
+PoolName = Literal["kv", "active", "checkpoint"]
+
+Tokens = Iterable[int]
+"""Token ids in 0..2**32. CPU tensors and buffers (numpy, array) of int32 or int64 are read in place."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +107,14 @@ class PrefixCache:
             BudgetError: not enough free memory.
             TensorError: `active` holds states of another spec.
         """
-        slots = _active_slots(spec, active, active_slots)
-        plan = budget.plan(spec, active_slots=slots, checkpoint_slots=checkpoint_slots, format=format)
         device = active.device if active else device
-        (replace(plan, active_bytes=0) if active else plan).check(device)
+        plan = _plan(spec, active, active_slots, checkpoint_slots, format)
+        plan.check(device)
         self._native = _native.Cache(
             page_size=page_size,
             checkpoint_stride=checkpoint_stride,
             kv_pages=kv_pages,
-            active_slots=slots,
+            active_slots=plan.active_slots,
             checkpoint_slots=plan.checkpoint_slots,
             kv_external=external,
             active_external=external,
@@ -120,7 +123,7 @@ class PrefixCache:
         )
         self.spec = spec
         self.page_size = page_size
-        self.active = active or ActivePool(spec, slots, device=device)
+        self.active = active or ActivePool(spec, plan.active_slots, device=device)
         self.checkpoints = CheckpointPool(spec, plan.checkpoint_slots, format=format, device=device)
         self.non_finite = 0
         self._external = external
@@ -166,10 +169,7 @@ class PrefixCache:
             EmptyPromptError: `tokens` is empty.
             ConfigError: active slots belong to the engine.
         """
-        if self._external:
-            raise ConfigError(
-                "start() hands out active slots, but they are the engine's: use lookup() and lease()"
-            )
+        self._require_own_slots()
         started = self._native.start(
             tokens,
             reserve=reserve,
@@ -178,11 +178,41 @@ class PrefixCache:
             no_store=no_store,
             max_length=max_length,
         )
-        self._begin(started.load_from, started.slot)
-        self._native.loaded(started.sequence)
-        return Sequence(self, started)
+        return self._begin([started])[0]
 
-    def checkpoint_many(self, states: Iterable[Writing]) -> list[Stored | Skipped]:
+    def start_many(self, requests: Iterable[Request]) -> list[Sequence | CacheError]:
+        """Starts a scheduler step's worth of requests, in order; all their states are decoded together.
+
+        Each succeeds or fails on its own: the list has its sequence or the error `start` would have raised.
+
+        Raises:
+            ConfigError: active slots belong to the engine.
+        """
+        self._require_own_slots()
+        outcomes = self._native.start_many(requests)
+        sequences = iter(self._begin([it for it in outcomes if isinstance(it, _native.Started)]))
+        return [next(sequences) if isinstance(it, _native.Started) else it for it in outcomes]
+
+    def _begin(self, started: list[Started]) -> list[Sequence]:
+        """Makes the slots of new sequences hold their states."""
+        sequences = [Sequence(self, it) for it in started]
+        self._fill([(it.load_from, seq.slot) for it, seq in zip(started, sequences, strict=True)])
+        for it in started:
+            self._native.loaded(it.sequence)
+        return sequences
+
+    def _fill(self, pairs: list[tuple[int | None, int]]) -> None:
+        """Makes each active slot hold a cached state, or the empty one."""
+        self.checkpoints.load(self.active, [(source, slot) for source, slot in pairs if source is not None])
+        for source, slot in pairs:
+            if source is None:
+                self.active.clear(slot)
+
+    def _require_own_slots(self) -> None:
+        if self._external:
+            raise ConfigError("the engine hands out active slots here: use lookup() and lease(), not start()")
+
+    def checkpoint_many(self, states: Iterable[tuple[Sequence, int, int]]) -> list[Stored | Skipped]:
         """`Sequence.checkpoint` for (sequence, depth, source slot) each, encoded together."""
         reserved = [
             (seq, self._native.reserve_checkpoint(seq._handle, depth, source), source)
@@ -266,6 +296,15 @@ class PrefixCache:
         """Where the slots of a pool are: capacity = free + held + evictable + pinned + retiring."""
         return self._native.usage(pool)
 
+    def digest(self) -> int:
+        """One number for every decision so far, to be compared between the ranks of a group.
+
+        Equal after the same calls, different once the ranks have diverged; cheap enough for every step. It
+        covers what each call took, reused, stored, evicted, ended or lacked. A sequence that is dropped counts
+        from the cache's next call on: ranks whose garbage collectors drop at other moments should `finish`.
+        """
+        return self._native.digest()
+
     def check(self, engine_free: Iterable[int] | None = None) -> None:
         """Recomputes every invariant; with `engine_free` also that no page free there is adopted here.
 
@@ -273,13 +312,6 @@ class PrefixCache:
             CheckError: something is wrong; `violations` lists all of it.
         """
         self._native.check(engine_free)
-
-    def _begin(self, source: int | None, slot: int) -> None:
-        """Makes an active slot hold a cached state, or the empty one."""
-        if source is None:
-            self.active.clear(slot)
-        else:
-            self.checkpoints.load(self.active, [(source, slot)])
 
 
 class Sequence:
@@ -294,6 +326,7 @@ class Sequence:
         self._cache = cache
         self._handle = started.sequence
         self.match = started.match
+        assert started.slot is not None, "an internal active pool gives every sequence a slot"
         self.slot = started.slot
 
     @property
@@ -418,7 +451,7 @@ class Lease:
 
     def load(self, slot: int) -> None:
         """Makes an engine's active slot hold the matched state, or none; ends the pin on that state."""
-        self._cache._begin(self.state, slot)
+        self._cache._fill([(self.state, slot)])
         self.loaded()
 
     def publish(self, tokens: Tokens, *, source: int, pages: Iterable[int] = ()) -> Published:
@@ -462,15 +495,23 @@ class Lease:
             self.release()
 
 
-def _active_slots(spec: StateSpec, active: ActivePool | None, slots: int | None) -> int:
-    """Slots of the active pool, which an engine's tensors decide."""
+def _plan(
+    spec: StateSpec,
+    active: ActivePool | None,
+    active_slots: int | None,
+    checkpoint_slots: int | None,
+    format: Format,
+) -> budget.Plan:
+    """What is to be allocated: an engine's active tensors decide their slots, and cost nothing."""
     if active is None:
-        return 16 if slots is None else slots
+        slots = 16 if active_slots is None else active_slots
+        return budget.plan(spec, active_slots=slots, checkpoint_slots=checkpoint_slots, format=format)
     if active.spec != spec:
         raise TensorError(f"the active pool holds {active.spec}, the cache is for {spec}")
-    if slots not in (None, active.slots):
-        raise ConfigError(f"active_slots is {slots}, but the active pool has {active.slots} slots")
-    return active.slots
+    if active_slots not in (None, active.slots):
+        raise ConfigError(f"active_slots is {active_slots}, but the active pool has {active.slots} slots")
+    plan = budget.plan(spec, active_slots=active.slots, checkpoint_slots=checkpoint_slots, format=format)
+    return replace(plan, active_bytes=0)
 
 
 def _skipped(skip: _native.Skipped) -> Skipped:

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 class Codec(Protocol):
     """What a backend does for one pair of pools."""
 
-    def store(self, pairs: Sequence[tuple[int, int]]) -> list[bool]:
-        """Encodes (active slot, checkpoint slot) pairs; for each, whether its state reloads finite."""
+    def store(self, pairs: Sequence[tuple[int, int]]) -> Sequence[bool]:
+        """Encodes (active slot, checkpoint slot) pairs; for each, whether its state reloads finite.
+
+        On a device the result is unread: the first access waits for the store.
+        """
         ...
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -29,6 +32,7 @@ def build(active: ActivePool, checkpoints: CheckpointPool) -> Codec:
 
     Raises:
         TensorError: the pools differ in spec or device, or no backend knows their device.
+        ModuleNotFoundError: the pools are on cuda, and CuPy is missing.
     """
     if active.spec != checkpoints.spec:
         raise TensorError(f"the active pool holds {active.spec}, the checkpoint pool {checkpoints.spec}")
@@ -36,8 +40,12 @@ def build(active: ActivePool, checkpoints: CheckpointPool) -> Codec:
         raise TensorError(
             f"the active pool is on {active.device}, the checkpoint pool on {checkpoints.device}"
         )
+    if active.device.type == "cuda":
+        from radixstate import cuda
+
+        return cuda.build(active, checkpoints)
     if active.device.type != "cpu":
-        raise TensorError(f"no codec for pools on {active.device}: states are moved on the cpu only")
+        raise TensorError(f"no codec for pools on {active.device}: states are moved on cpu and cuda")
     conv = zip(active.conv_rows, checkpoints.conv_rows, strict=True)
     return _native.CodecPlan(
         active=list(active.state_rows.layers),

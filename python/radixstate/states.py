@@ -328,7 +328,9 @@ class ActivePool(_Pool):
         """
         if len(conv) != len(spec.conv):
             raise TensorError(f"{len(conv)} conv tensors given, the spec has {len(spec.conv)} windows")
-        bound = Rows.bind("state", state, spec.layers, (spec.heads, *spec.matrix), spec.dtype)
+        bound = Rows.bind(
+            f"state ({spec.layout})", state, spec.layers, (spec.heads, *spec.matrix), spec.dtype
+        )
         windows = tuple(
             Rows.bind(f"conv[{i}]", given, spec.layers, window.shape, window.dtype)
             for i, (given, window) in enumerate(zip(conv, spec.conv, strict=True))
@@ -393,7 +395,7 @@ class CheckpointPool(_Pool):
             raise TensorError(f"a pool of format {self.format} has no scales")
         return self.scale_rows.row(self._known(slot))
 
-    def store(self, active: ActivePool, pairs: Pairs) -> list[bool]:
+    def store(self, active: ActivePool, pairs: Pairs) -> Sequence[bool]:
         """Encodes active slots into checkpoint slots, all layers and windows of all pairs at once.
 
         Args:
@@ -401,7 +403,8 @@ class CheckpointPool(_Pool):
             pairs: (active slot, checkpoint slot) each.
 
         Returns:
-            For each pair whether the state reloads finite. One that does not must not be committed.
+            For each pair whether the state reloads finite; one that does not must not become a checkpoint.
+            On cuda nothing has waited for the store when this returns, and the first access does.
 
         Raises:
             SlotError: a slot is not in its pool, or two pairs write the same one; nothing was written.

@@ -20,6 +20,7 @@ Written for transformers 5.24; the models' kernels fall back to PyTorch and need
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAt
 
 import radixstate
 from radixstate import ActivePool, ConvSpec, Namespace, PrefixCache, Skipped, StateSpec, Stored
+from radixstate.budget import Plan
 from radixstate.errors import ConfigError, MisuseError
 
 
@@ -48,6 +50,11 @@ class KvShape:
     key: tuple[int, int]
     value: tuple[int, int]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one token."""
+        return (math.prod(self.key) + math.prod(self.value)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,14 @@ class KvPages:
     """
 
     def __init__(self, shapes: Sequence[KvShape], pages: int, page_size: int, device: torch.device) -> None:
-        """Allocates ``pages`` pages and the unused row 0 on ``device``."""
+        """Allocates ``pages`` pages and the unused row 0, after comparing their bytes with the free memory.
+
+        Raises:
+            BudgetError: ``device`` has too little.
+        """
+        nbytes = (pages + 1) * page_size * sum(shape.nbytes for shape in shapes)
+        plan = Plan(0, 0, pages, active_bytes=0, checkpoint_bytes=0, kv_bytes=nbytes)
+        plan.check(device)
         self.page_size = page_size
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = [
             (
@@ -326,6 +340,7 @@ class PrefixServer:
 
         Raises:
             ConfigError: the cache's spec is not the model's, it has no KV pages, or ``chunk`` is below 1.
+            BudgetError: too little free memory for the pages.
         """
         geometry = Geometry.of(model)
         if cache.spec != geometry.spec:
@@ -362,12 +377,8 @@ class PrefixServer:
             no_read=no_read,
             no_store=no_store,
         )
-        try:
-            state = RunningState(self._model, self.cache.active, sequence.slot, self.kv)
-            return Request(self._model, self.cache, sequence, state, self._chunk)
-        except BaseException:
-            sequence.abort()
-            raise
+        state = RunningState(self._model, self.cache.active, sequence.slot, self.kv)
+        return Request(self._model, self.cache, sequence, state, self._chunk)
 
     def generate(
         self,

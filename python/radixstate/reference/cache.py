@@ -416,7 +416,8 @@ class ReferenceCache:
         """An idle state; for pages one at the end of an unpinned path, where its pages go with it."""
         idle = [state for state in self.states.values() if not self.is_busy(state)]
         if name == "kv":
-            idle = [s for s in idle if self.is_leaf(s.prefix) and not self.is_pinned(s.prefix)]
+            _, evictable = self._cached("kv")  # none in a model without KV: its states are not worth a page
+            idle = [s for s in idle if evictable and self.is_leaf(s.prefix) and not self.is_pinned(s.prefix)]
         return min(idle, key=lambda state: state.stamp, default=None)
 
     def _withdraw(self, state: State) -> None:

@@ -9,6 +9,7 @@ use radixstate::{Config, PoolConfig, PoolKind, SequenceView, StartOptions};
 
 use crate::counters::{Freed, Stats, Usage};
 use crate::errors::{Class, Failure, Result};
+use crate::fork;
 use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle};
 use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default};
 use crate::results::{Committed, Match, Published, Reserved, Started, Stored, started_or_error};
@@ -21,13 +22,20 @@ type Core = std::result::Result<radixstate::Cache, String>;
 ///
 /// Every call keeps the GIL; the mutex is never contended, and no Python code runs under it.
 #[pyclass(frozen, module = "radixstate._native")]
-pub(crate) struct Cache(Mutex<Core>);
+pub(crate) struct Cache {
+    core: Mutex<Core>,
+    /// The process that made it.
+    generation: u64,
+}
 
 impl Cache {
     /// Calls the core. A panic in there breaks this cache, and no other, for good.
     fn ask<T>(&self, call: impl FnOnce(&mut radixstate::Cache) -> T) -> Result<T> {
+        if self.generation != fork::generation() {
+            return Err(forked());
+        }
         // The core's panics are caught below, so the mutex can't be poisoned halfway through a change.
-        let mut core = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = match &mut *core {
             Err(invariant) => return Err(poisoned(invariant)),
             // Whatever a panic leaves half done is dropped with the core.
@@ -69,6 +77,11 @@ impl Cache {
     fn view<T>(&self, sequence: &SequenceHandle, read: impl FnOnce(SequenceView<'_>) -> T) -> Result<T> {
         sequence.0.read(|sequence| self.call(|core| core.view(sequence).map(read)))
     }
+}
+
+fn forked() -> Failure {
+    let rule = "this cache belongs to the process that made it: a forked child makes its own";
+    Failure::Refused(Class::Forked, rule.into())
 }
 
 fn poisoned(invariant: &str) -> Failure {
@@ -115,7 +128,8 @@ impl Cache {
             active: pool(active_slots, active_external, active_bytes),
             checkpoints: pool(checkpoint_slots, false, checkpoint_bytes),
         };
-        Ok(Self(Mutex::new(Ok(radixstate::Cache::new(config)?))))
+        let core = Mutex::new(Ok(radixstate::Cache::new(config)?));
+        Ok(Self { core, generation: fork::generation() })
     }
 
     /// The deepest depth, at most `tokens`, at which a checkpoint may stand: a multiple of
@@ -252,10 +266,10 @@ impl Cache {
     /// None or the result is a "duplicate".
     ///
     /// Raises NotYourPendingError; PoolModeError with an external KV pool. The pending checkpoint is consumed in
-    /// every case but WrongCacheError for the sequence.
+    /// every case but WrongCacheError.
     fn commit(&self, sequence: &SequenceHandle, pending: &PendingHandle) -> Result<Committed> {
         let commit = sequence.0.read(|sequence| {
-            let check = |_: &_| self.call(|core| core.view(sequence).map(drop));
+            let check = |pending: &_| self.call(|core| core.view(sequence).and_then(|_| core.owns_pending(pending)));
             pending.pending.consume(check, |pending| self.call(|core| core.commit(sequence, pending)))
         })?;
         Ok(commit.into())
@@ -270,7 +284,7 @@ impl Cache {
         pending: &PendingHandle,
     ) -> Result<Published> {
         let published = sequence.0.read(|sequence| {
-            let check = |_: &_| self.call(|core| core.view(sequence).map(drop));
+            let check = |pending: &_| self.call(|core| core.view(sequence).and_then(|_| core.owns_pending(pending)));
             pending.pending.consume(check, |pending| self.call(|core| core.commit_pages(sequence, &pages.0, pending)))
         })?;
         Published::new(py, published)
@@ -335,7 +349,7 @@ impl Cache {
     /// lease's depth to the end of `tokens`; exactly those that the tree lacks are adopted.
     ///
     /// Raises LengthMismatchError, PageOwnershipError, PrefixMismatchError, NotYourPendingError; PoolModeError with an
-    /// internal KV pool. The pending checkpoint is consumed in every case but WrongCacheError for the lease.
+    /// internal KV pool. The pending checkpoint is consumed in every case but WrongCacheError.
     fn publish(
         &self,
         py: Python<'_>,
@@ -345,7 +359,8 @@ impl Cache {
         pending: &PendingHandle,
     ) -> Result<Published> {
         let published = lease.0.read(|lease| {
-            let check = |_: &_| self.call(|core| core.lease_depth(lease).map(drop));
+            let check =
+                |pending: &_| self.call(|core| core.lease_depth(lease).and_then(|_| core.owns_pending(pending)));
             pending.pending.consume(check, |pending| {
                 self.call_with(py, &tokens, |core, tokens| core.publish(lease, tokens, &pages.0, pending))
             })
@@ -399,6 +414,11 @@ impl Cache {
         self.ask(|core| core.usage(pool.0)).map(Usage::from)
     }
 
+    /// One number for every decision so far: equal on ranks that made the same calls, different once they have diverged.
+    fn digest(&self) -> Result<u64> {
+        self.ask(|core| core.digest())
+    }
+
     /// Recomputes every invariant. Its cost grows with everything that is cached. With an external KV pool,
     /// `engine_free` are the pages that are free in the engine: none may be owned here.
     ///
@@ -418,6 +438,7 @@ impl Cache {
                     [kv, active, checkpoint].map(|usage| format!("{}/{}", usage.capacity - usage.free, usage.capacity));
                 format!("Cache(kv={kv}, active={active}, checkpoints={checkpoint})")
             }
+            (Err(Failure::Refused(Class::Forked, _)), ..) => "Cache(of another process)".into(),
             _ => "Cache(poisoned)".into(),
         }
     }

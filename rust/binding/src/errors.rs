@@ -114,6 +114,7 @@ classes! {
     NotYourPending: Misuse, "A pending checkpoint that another sequence or lease reserved.";
     Stale: Misuse, "A match that no longer describes the cache.";
     UseAfterFinish: Misuse, "A handle that was given back before.";
+    Forked: Misuse, "A cache of the parent process, called in a forked child.";
     UnknownStep: Misuse, "A step that was never begun.";
     PageOwnership: Misuse, "A page that is out of range or already owned.";
     PrefixMismatch: Misuse, "Tokens that do not continue the leased prefix.";

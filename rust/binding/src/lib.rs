@@ -4,6 +4,7 @@ mod cache;
 mod codec;
 mod counters;
 mod errors;
+mod fork;
 mod handles;
 mod request;
 mod results;
@@ -18,6 +19,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
+    fork::register(module)?;
     module.add_class::<cache::Cache>()?;
     module.add_class::<request::Namespace>()?;
     module.add_class::<request::Request>()?;

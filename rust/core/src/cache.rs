@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use crate::error::Misuse;
+use crate::digest::Decision;
+use crate::error::{Error, Misuse};
 use crate::evict::Policy;
 use crate::handle::{Dropped, Handle, Inbox, Kind};
 use crate::key::{Grid, Namespace};
@@ -155,6 +156,7 @@ impl Cache {
             PoolKind::Active => Freed::default(),
         };
         self.ledger.stats.evictions.asked += freed;
+        self.note(Decision::Evict, [pool as u64, n as u64]);
         freed
     }
 
@@ -162,13 +164,17 @@ impl Cache {
     /// other pools: of those nothing is ever adopted.
     pub fn take_freed(&mut self, pool: PoolKind) -> Vec<u32> {
         self.settle();
-        if pool == PoolKind::Kv { self.ledger.prefixes.kv.take_outbox() } else { Vec::new() }
+        let freed = if pool == PoolKind::Kv { self.ledger.prefixes.kv.take_outbox() } else { Vec::new() };
+        self.note(Decision::TakeFreed, [freed.len() as u64]);
+        freed
     }
 
     /// Declares a step: work that may touch what running sequences hold, until [`Cache::retire_step`].
     pub fn begin_step(&mut self) -> u64 {
         self.settle();
-        self.ledger.steps.begin()
+        let step = self.ledger.steps.begin();
+        self.note(Decision::BeginStep, []);
+        step
     }
 
     /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused` are the checkpoints
@@ -180,6 +186,7 @@ impl Cache {
         self.settle();
         refused.iter().try_for_each(|stored| self.own_id(stored.cache))?;
         let written = self.ledger.steps.retire(step)?;
+        self.note(Decision::RetireStep, [step]);
         refused.iter().for_each(|stored| self.withdraw(stored));
         written.into_iter().for_each(|pin| self.ledger.prefixes.written(pin));
         self.ledger.release_retired();
@@ -201,6 +208,7 @@ impl Cache {
     /// later is refused and counted.
     pub fn reset(&mut self) {
         self.settle();
+        self.note(Decision::Reset, []);
         self.ledger.epoch += 1;
         self.ledger.stats.resets += 1;
         let freed = self.ledger.prefixes.reset();
@@ -223,9 +231,37 @@ impl Cache {
         }
     }
 
+    /// One number for every decision so far, so that ranks of a group can compare what they did: equal after the same
+    /// calls, different, but for one chance in 2^64, once they have diverged. It costs a few nanoseconds a call.
+    ///
+    /// It covers what each call took, reused, stored, evicted, ended or lacked. Of tokens it sees how many there are and
+    /// which is the last; of namespaces, what was found there. What only reads (`lookup`, `stats`, `check`) and what was
+    /// refused as misuse decides nothing.
+    ///
+    /// A handle that was dropped counts from the cache's next call on. A garbage collector runs at other moments on
+    /// other ranks: there, end requests by [`Cache::finish`].
+    pub fn digest(&self) -> u64 {
+        self.ledger.prefixes.digest.value()
+    }
+
+    /// Adds a decision to the digest.
+    pub(crate) fn note<const N: usize>(&mut self, decision: Decision, numbers: [u64; N]) {
+        self.ledger.prefixes.digest.note(decision, numbers);
+    }
+
+    /// Makes a call that takes slots, and notes when there were too few.
+    pub(crate) fn attempt<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        let outcome = call(self);
+        if let Err(Error::Shortage(_)) = outcome {
+            self.note(Decision::Short, []);
+        }
+        outcome
+    }
+
     /// Takes back what dropped handles held. Every operation does this first.
     pub(crate) fn settle(&mut self) {
-        for Dropped { kind, key, .. } in self.inbox.drain() {
+        for Dropped { serial, kind, key } in self.inbox.drain() {
+            self.note(Decision::End, [serial]);
             let holdings = match kind {
                 Kind::Lease => self.leases.remove(key).holdings,
                 Kind::Sequence => self.sequences.remove(key).lease.holdings,

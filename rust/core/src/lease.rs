@@ -1,6 +1,7 @@
 //! The lower layer: leases and publishing, for engines whose allocators own KV pages or running states.
 
 use crate::cache::Cache;
+use crate::digest::Decision;
 use crate::error::Misuse;
 use crate::handle::{Kind, Lease, Pending, Sequence};
 use crate::ledger::{Holdings, Leased, Ledger};
@@ -9,6 +10,9 @@ use crate::pool::{Checkpoint, Slot};
 use crate::sequence::{Commit, Reservation, check_depth};
 
 /// What publishing with the engine's own pages did.
+///
+/// In every case the engine puts `canonical` into its page table and frees `duplicates`; the pages past
+/// [`Cache::lease_depth`] are then its own. After a reset nothing is adopted, so these are the given ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
     /// Whether the state is in the tree.
@@ -40,6 +44,7 @@ impl Cache {
         }
         let &Match { length, kv_length, branch, reason, found, .. } = matched;
         let hit = Hit { length, kv_length, branch, reason, found };
+        self.note(Decision::Lease, [length as u64, found.map_or(0, |found| found.serial)]);
         let leased = self.ledger.lease(&matched.namespace, hit);
         self.ledger.consume(hit);
         let key = self.leases.insert(leased);
@@ -79,6 +84,7 @@ impl Cache {
     pub fn lease_loaded(&mut self, lease: &Lease) -> Result<(), Misuse> {
         self.own(&lease.0)?;
         self.settle();
+        self.note(Decision::Loaded, [lease.0.serial]);
         let checkpoint = self.leases[lease.0.key].holdings.checkpoint.take();
         self.ledger.give_back(Holdings { checkpoint, ..Holdings::default() });
         Ok(())
@@ -91,6 +97,7 @@ impl Cache {
     pub fn release(&mut self, lease: Lease) -> Result<(), Misuse> {
         self.own(&lease.0)?;
         self.settle();
+        self.note(Decision::End, [lease.0.serial]);
         let leased = self.leases.remove(lease.0.disarm());
         self.ledger.give_back(leased.holdings);
         Ok(())
@@ -194,7 +201,7 @@ fn publish(
 ) -> Published {
     if let Err(skip) = ledger.check_current(leased) {
         ledger.give_back(Holdings { state: Some(state), ..Holdings::default() });
-        return Published { outcome: Commit::Skipped(skip), canonical: pages.to_vec(), duplicates: pages.to_vec() };
+        return Published { outcome: Commit::Skipped(skip), canonical: pages.to_vec(), duplicates: Vec::new() };
     }
     let adopted = pages.iter().map(|&id| ledger.prefixes.kv.adopt(id)).collect();
     let (outcome, duplicates) = ledger.publish(cache, leased, tokens, adopted, state);

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::digest::Decision;
 use crate::error::{OutOfSlots, Shortage};
 use crate::key::Namespace;
 use crate::lookup::{Found, Hit};
@@ -291,6 +292,7 @@ impl Ledger {
         }
         self.stats.stored += 1;
         let depth = self.prefixes.tree.node(node).end;
+        self.prefixes.digest.note(Decision::Store, [slot.into(), depth as u64, replaced.end as u64]);
         Stored { depth, slot, serial, step, replaced, node: id, cache }
     }
 

@@ -1,11 +1,86 @@
-//! A prefix cache for models with recurrent state.
+//! A prefix cache for models with recurrent state: Gated DeltaNet, KDA, Mamba2 and their hybrids with attention.
 //!
-//! The crate decides; it moves nothing. It sees tokens and slot numbers, never tensors: it says *which* row of which
-//! pool, the engine or a codec fills it.
+//! Such a layer keeps one state per sequence instead of a KV cache that grows. Reusing a prefix takes its state at
+//! exactly that depth and, for the attention layers, its KV pages. This crate keeps both in a radix tree, lends them to
+//! running requests, and decides what goes when a pool is short. It decides and moves nothing: it sees tokens and slot
+//! numbers, never tensors, and says *which* row of which pool the engine, or a codec, is to fill.
+//!
+//! ```
+//! use radixstate::{Begin, Cache, Commit, Config, Namespace, PoolConfig, Reservation, StartOptions, Started};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut cache = Cache::new(Config {
+//!     page_size: 16,
+//!     checkpoint_stride: 64,
+//!     kv: PoolConfig::internal(256),
+//!     active: PoolConfig::internal(4),
+//!     checkpoints: PoolConfig::internal(8),
+//! })?;
+//! let (model, prompt) = (Namespace::default(), (0..200).collect::<Vec<u32>>());
+//!
+//! // The first request finds nothing.
+//! let Started { sequence, begin, .. } = cache.start(&model, &prompt, StartOptions::default())?;
+//! assert_eq!(begin, Begin::Clear { dst: Some(1) }); // zero row 1 of the active pool, then:
+//! cache.loaded(&sequence)?;
+//!
+//! // Prefill up to the deepest depth at which a checkpoint may stand, and offer the state.
+//! let depth = cache.legal_depth(prompt.len());
+//! assert_eq!(depth, 192);
+//! if let Reservation::Pending(pending) = cache.reserve_checkpoint(&sequence, depth, 1)? {
+//!     // Encode row 1 of the active pool into row `pending.slot()` of the checkpoint pool, then:
+//!     assert!(matches!(cache.commit(&sequence, pending)?, Commit::Stored(_)));
+//! }
+//! cache.finish(sequence)?; // or drop it
+//!
+//! // The second begins where the checkpoint ends and shares its pages.
+//! let Started { matched, begin, .. } = cache.start(&model, &prompt, StartOptions::default())?;
+//! assert_eq!((matched.length, begin), (192, Begin::Load { src: 1, dst: Some(1) }));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/embed.rs` is a whole scheduler loop, with chunked prefill and shortages.
+//!
+//! # Pools
+//!
+//! | pool | one slot | who owns it while it is in use |
+//! |---|---|---|
+//! | [`PoolKind::Kv`] | a page of `page_size` tokens; none in a purely linear model | a sequence, or the tree |
+//! | [`PoolKind::Active`] | the full-precision state of a running request | a sequence; by type never the tree |
+//! | [`PoolKind::Checkpoint`] | an encoded state | the tree, or a pending checkpoint |
+//!
+//! Ids are `1..=capacity`: row 0 of every tensor is the sink for padding. [`Cache::usage`] says at any moment where the
+//! slots are: `capacity = free + held + evictable + pinned + retiring`. [`Cache::check`] proves it from nothing.
+//!
+//! # Two layers
+//!
+//! A [`Sequence`] owns all of a request: [`start`](Cache::start), [`loaded`](Cache::loaded), [`grow`](Cache::grow),
+//! [`append`](Cache::append), [`reserve_checkpoint`](Cache::reserve_checkpoint), [`commit`](Cache::commit),
+//! [`finish`](Cache::finish). It is made from the lower layer, which engines with allocators of their own call
+//! instead: [`lookup`](Cache::lookup), [`lease`](Cache::lease), [`reserve`](Cache::reserve),
+//! [`publish`](Cache::publish), [`evict`](Cache::evict), [`take_freed`](Cache::take_freed). With
+//! [`PoolConfig::external`] the cache allocates nothing: it adopts the pages that the tree lacks when a prefix is
+//! published, and hands each back once when it is evicted.
+//!
+//! Handles may be dropped at any time, on any thread; what they held comes back at the cache's next call.
+//!
+//! # Steps
+//!
+//! An engine whose device runs behind brackets each launch with [`begin_step`](Cache::begin_step) and
+//! [`retire_step`](Cache::retire_step). What sequences give back meanwhile, pins included, waits for the steps begun
+//! before, and a checkpoint is matched only when the step that writes it has retired. Without steps everything is
+//! usable at once.
+//!
+//! # What goes wrong
+//!
+//! A shortage is normal: [`Shortage`] says what a scheduler needs to act, and nothing was evicted for it. Storing a
+//! checkpoint is optional work, so want of room is a [`Skip`], not an error. [`Misuse`] names the rule a caller broke.
+//! Neither has changed anything. What remains is a bug of this crate, and panics with the invariant.
 #![forbid(unsafe_code)]
 
 mod cache;
 mod check;
+mod digest;
 mod error;
 mod evict;
 mod fault;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
+use crate::digest::{Decision, Digest};
 use crate::evict::{Lru, Order, Policy};
 use crate::fault::{Fault, seeded};
 use crate::key::{Grid, Namespace};
@@ -44,6 +45,8 @@ pub(crate) struct Prefixes {
     pub(crate) order: Order,
     /// Checkpoints that left their node while pinned; freed with their last pin.
     pub(crate) withdrawn: BTreeMap<u64, Checkpoint>,
+    /// Of the whole cache: it lives where victims are chosen, which nothing above this sees.
+    pub(crate) digest: Digest,
     policy: Box<dyn Policy>,
 }
 
@@ -56,6 +59,7 @@ impl Prefixes {
             checkpoints: Pool::new(checkpoints),
             order: Order::default(),
             withdrawn: BTreeMap::new(),
+            digest: Digest::default(),
             policy: Box::new(Lru::default()),
         }
     }
@@ -275,6 +279,7 @@ impl Prefixes {
     fn drop_checkpoint(&mut self, index: u32) -> Freed {
         let node = self.tree.node_mut(index);
         let mut checkpoint = node.checkpoint.take().expect("the caller saw a checkpoint here");
+        self.digest.note(Decision::Withdraw, [checkpoint.slot.id().into(), checkpoint.serial]);
         self.order.delist(index, &mut checkpoint);
         if checkpoint.pins > 0 && !seeded(Fault::EarlyFree) {
             self.withdrawn.insert(checkpoint.serial, checkpoint);

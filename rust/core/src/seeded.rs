@@ -142,9 +142,9 @@ type Damage = fn(&mut Cache);
 #[test]
 fn the_checker_names_the_rule_that_damage_breaks() {
     const NODE: u32 = 1;
-    let damages: [(Rule, &str, Damage); 12] = [
+    let damages: [(Rule, &str, Damage); 15] = [
         (Rule::Pages, "has 8 tokens and 3 pages of 2", |cache| {
-            drop(cache.ledger.prefixes.tree.node_mut(NODE).pages.pop());
+            cache.ledger.prefixes.tree.node_mut(NODE).pages.truncate(3);
         }),
         (Rule::Depth, "has a checkpoint at depth 9", |cache| cache.ledger.prefixes.tree.node_mut(NODE).end = 9),
         (Rule::Links, "ending at 9 is not linked as it says", |cache| {
@@ -164,9 +164,21 @@ fn the_checker_names_the_rule_that_damage_breaks() {
             cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.as_mut().unwrap().pins = 1;
         }),
         (Rule::Order, "entries of nodes that are gone", |cache| {
-            drop(cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.take());
+            cache.ledger.prefixes.tree.node_mut(NODE).checkpoint = None;
         }),
         (Rule::OneOwner, "ids out of range", |cache| cache.sequences[0].lease.holdings.pages.push(Slot::forged(99))),
+        (Rule::OneOwner, "kv slot 5 is Held to its pool, found as Cached", |cache| {
+            let private = cache.sequences[0].lease.holdings.pages.pop().unwrap();
+            cache.ledger.prefixes.tree.node_mut(NODE).pages.push(private);
+        }),
+        (Rule::PinnedCheckpoint, "is pinned, its node is not", |cache| {
+            let node = cache.ledger.prefixes.tree.node_mut(NODE);
+            (node.pins, node.checkpoint.as_mut().unwrap().pins) = (0, 1);
+        }),
+        (Rule::Pins, "withdrawn checkpoint 3 counts 0 pins, 0 are held", |cache| {
+            let checkpoint = cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.take().unwrap();
+            cache.ledger.prefixes.withdrawn.insert(3, checkpoint);
+        }),
         (Rule::Lease, "leases depth 6, its node ends at Some(8)", |cache| cache.sequences[0].lease.depth = 6),
         (Rule::Lease, "claims 12 tokens with 5 pages, 6 are needed", |cache| cache.sequences[0].claimed = 12),
         (Rule::Lease, "do not continue its leased prefix", |cache| cache.sequences[0].tokens[0] = 77),

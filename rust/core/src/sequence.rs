@@ -1,6 +1,7 @@
 //! Running requests: start, grow, checkpoint, end. Built on the ledger alone, like the lower layer in `lease.rs`.
 
 use crate::cache::{Cache, Writing};
+use crate::digest::{Decision, tail};
 use crate::error::{Error, Misuse, Shortage};
 use crate::handle::{Kind, Pending, Sequence};
 use crate::key::Namespace;
@@ -175,6 +176,11 @@ pub(crate) fn check_depth(ledger: &Ledger, depth: usize) -> Result<(), Misuse> {
     if depth.is_multiple_of(legal) { Ok(()) } else { Err(Misuse::Unaligned { depth, legal }) }
 }
 
+/// A slot in a digest; no slot has id 0.
+fn number(slot: Option<u32>) -> u64 {
+    slot.unwrap_or_default().into()
+}
+
 /// One prompt of [`Cache::start_many`].
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
@@ -195,6 +201,10 @@ impl Cache {
     /// [`Shortage`] when a pool is short: nothing was evicted or refreshed. [`Misuse::EmptyPrompt`].
     pub fn start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) -> Result<Started, Error> {
         self.settle();
+        self.attempt(|cache| cache.try_start(namespace, tokens, options))
+    }
+
+    fn try_start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) -> Result<Started, Error> {
         let hit = self.find(namespace, tokens, options.max_length)?;
         let hit = if options.no_read { Hit::NOTHING } else { hit };
         let reserve = options.reserve.unwrap_or(tokens.len());
@@ -238,6 +248,7 @@ impl Cache {
             return Err(Misuse::AlreadyLoaded);
         }
         let checkpoint = running.lease.holdings.checkpoint.take();
+        self.note(Decision::Loaded, [sequence.0.serial]);
         self.ledger.give_back(Holdings { checkpoint, ..Holdings::default() });
         Ok(())
     }
@@ -257,6 +268,11 @@ impl Cache {
     /// [`Shortage`]: nothing has changed.
     pub fn grow(&mut self, sequence: &Sequence, n: usize) -> Result<(), Error> {
         self.running(sequence)?;
+        self.note(Decision::Grow, [sequence.0.serial, n as u64]);
+        self.attempt(|cache| cache.try_grow(sequence, n))
+    }
+
+    fn try_grow(&mut self, sequence: &Sequence, n: usize) -> Result<(), Error> {
         let running = &mut self.sequences[sequence.0.key];
         let claimed = running.claimed.saturating_add(n);
         self.ledger.feasible(claimed)?;
@@ -278,6 +294,7 @@ impl Cache {
             return Err(Misuse::NotClaimed { wanted, claimed: running.claimed });
         }
         running.tokens.extend_from_slice(tokens);
+        self.note(Decision::Append, [sequence.0.serial, tail(tokens)]);
         Ok(())
     }
 
@@ -291,6 +308,7 @@ impl Cache {
         running.claimed = running.written();
         let keep = running.private_pages(&self.ledger);
         let pages = running.lease.holdings.pages.split_off(keep);
+        self.note(Decision::Shrink, [sequence.0.serial]);
         self.ledger.give_back(Holdings { pages, ..Holdings::default() });
         Ok(())
     }
@@ -301,6 +319,12 @@ impl Cache {
     /// [`Shortage`]; [`Misuse::PoolMode`] with an external active pool.
     pub fn take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
         self.running(sequence)?;
+        let id = self.attempt(|cache| cache.try_take_slot(sequence))?;
+        self.note(Decision::TakeSlot, [sequence.0.serial, id.into()]);
+        Ok(id)
+    }
+
+    fn try_take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
         let Ledger { active, .. } = &mut self.ledger;
         if active.config().external {
             return Err(Misuse::PoolMode("the engine allocates active slots: take one there").into());
@@ -367,12 +391,21 @@ impl Cache {
         Ok(outcome.into())
     }
 
+    /// Asks, before a commit consumes it, whether a pending checkpoint was reserved in this cache.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`].
+    pub fn owns_pending(&self, pending: &Pending) -> Result<(), Misuse> {
+        self.own(&pending.handle)
+    }
+
     /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in flight have retired.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`]: the sequence then ends in its own cache.
     pub fn finish(&mut self, sequence: Sequence) -> Result<(), Misuse> {
         self.running(&sequence)?;
+        self.note(Decision::End, [sequence.0.serial]);
         let running = self.sequences.remove(sequence.0.disarm());
         self.ledger.give_back(running.lease.holdings);
         Ok(())
@@ -396,6 +429,8 @@ impl Cache {
 
     fn admit(&mut self, running: Running, matched: Match) -> Started {
         let dst = running.lease.holdings.active.first().map(Slot::id);
+        let numbers = [tail(&running.tokens), running.reused as u64, running.claimed as u64, number(dst)];
+        self.note(Decision::Start, numbers);
         let begin = match self.state_of(&running.lease) {
             Some(src) => Begin::Load { src, dst },
             None => Begin::Clear { dst },
@@ -406,6 +441,7 @@ impl Cache {
     }
 
     pub(crate) fn pend(&mut self, owner: u64, depth: usize, slot: Result<Slot<Checkpoint>, Skip>) -> Reservation {
+        self.note(Decision::Reserve, [owner, depth as u64, number(slot.as_ref().ok().map(Slot::id))]);
         let slot = match slot {
             Ok(slot) => slot,
             Err(skip) => return Reservation::Skipped(skip),
@@ -423,6 +459,7 @@ impl Cache {
 
     /// Takes the slot out of a pending checkpoint.
     pub(crate) fn writing(&mut self, pending: Pending) -> Slot<Checkpoint> {
+        self.note(Decision::Publish, [pending.handle.serial]);
         let Writing { holdings, .. } = self.pending.remove(pending.handle.disarm());
         holdings.state.expect("a pending checkpoint holds its slot")
     }

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngSeed, TestRunner};
 use radixstate::{
     Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Pending, PoolKind, Published, Reservation, Sequence,
-    StartOptions, Started, Stats, Stored, Usage,
+    Skip, StartOptions, Started, Stats, Stored, Usage,
 };
 
 /// Ends every prompt of a probe, so that a checkpoint at the end of the cached part can be hit.
@@ -380,11 +380,10 @@ impl Both {
             Commit::Skipped(_) => None,
         };
         let (expected, expected_duplicates) = self.naive.publish(id, given, serial);
-        if let Some(given) = given {
-            assert_eq!(duplicates, expected_duplicates);
-            given.iter().filter(|page| !duplicates.contains(page)).for_each(|page| {
-                assert!(self.engine_free.remove(page), "page {page} was the engine's");
-            });
+        assert_eq!(duplicates, expected_duplicates);
+        let reset = matches!(outcome, Commit::Skipped(Skip::Reset));
+        for page in given.unwrap_or_default().iter().filter(|page| !reset && !duplicates.contains(page)) {
+            assert!(self.engine_free.remove(page), "page {page} was the engine's");
         }
         match outcome {
             Commit::Skipped(skip) => assert_eq!(expected, Outcome::Skipped(skip)),

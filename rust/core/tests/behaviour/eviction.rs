@@ -1,5 +1,7 @@
 //! What goes first, and what goes with it.
 
+use std::time::{Duration, Instant};
+
 use radixstate::{
     Cache, Config, Freed, Namespace, OutOfSlots, Policy, PoolConfig, PoolKind, Reason, Reservation, Skip,
 };
@@ -151,4 +153,26 @@ fn a_policy_decides_what_goes_first() {
     cache.evict(PoolKind::Checkpoint, 1);
     assert_eq!((cached(&mut cache, &prompt(1, 8)), cached(&mut cache, &prompt(2, 4))), (8, 0));
     assert_sound(&mut cache);
+}
+
+/// Least time of one eviction among batches, in a cache of `n` prefixes, some of them pinned.
+fn time_of_a_victim(n: u32) -> Duration {
+    let config = Config::linear(1, PoolConfig::external(1), PoolConfig::internal(n));
+    let mut cache = Cache::new(config).unwrap();
+    (0..n).for_each(|family| drop(store(&mut cache, &[family, 0])));
+    let _pinned: Vec<Started> =
+        (0..n / 10).map(|family| start_with(&mut cache, &[family, 0, 1], StartOptions::default())).collect();
+    let batch = |cache: &mut Cache| {
+        let begin = Instant::now();
+        assert_eq!((0..50).map(|_| cache.evict(PoolKind::Checkpoint, 1).checkpoints).sum::<usize>(), 50);
+        begin.elapsed() / 50
+    };
+    (0..8).map(|_| batch(&mut cache)).min().expect("eight batches")
+}
+
+#[test]
+fn a_victim_costs_about_the_same_however_much_is_cached_or_pinned() {
+    let (small, large) = (time_of_a_victim(500), time_of_a_victim(50_000));
+    println!("{small:?} among 500, {large:?} among 50000");
+    assert!(large < small * 20, "a scan would cost 100 times as much: {small:?}, {large:?}");
 }

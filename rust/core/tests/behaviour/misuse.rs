@@ -256,6 +256,7 @@ fn messages_give_the_rule_and_the_numbers() {
         (Misuse::PageOwnership { page: 5, why: "is given twice" }, "kv page 5 is given twice"),
         (Misuse::PrefixMismatch { leased: 8 }, "do not begin with the 8 tokens"),
         (Misuse::Stale("why"), "stale match: why"),
+        (Misuse::NotYourPending, "was reserved by another sequence or lease"),
     ];
     for (misuse, words) in messages {
         assert!(misuse.to_string().contains(words), "{misuse}");

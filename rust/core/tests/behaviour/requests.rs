@@ -197,6 +197,20 @@ fn handles_may_be_dropped_on_other_threads_and_after_the_cache() {
 }
 
 #[test]
+fn the_order_in_which_handles_are_dropped_decides_nothing() {
+    let next_slot = |reversed: bool| {
+        let mut cache = cache();
+        let mut sequences = vec![start(&mut cache, &prompt(1, 4)), start(&mut cache, &prompt(2, 4))];
+        if reversed {
+            sequences.reverse();
+        }
+        sequences.into_iter().for_each(drop);
+        start_with(&mut cache, &prompt(3, 4), StartOptions::default()).begin
+    };
+    assert_eq!(next_slot(false), next_slot(true), "ranks whose collectors differ still agree");
+}
+
+#[test]
 fn a_further_slot_may_be_the_source_of_a_checkpoint() {
     let mut cache = cache();
     let sequence = start(&mut cache, &prompt(1, 9));
@@ -285,11 +299,18 @@ fn a_linear_model_caches_states_without_pages() {
 
 #[test]
 fn caches_and_handles_can_be_sent_to_other_threads() {
-    fn is_send<T: Send>(_: &T) {}
+    fn sends<T: Send>() {}
+    sends::<Cache>();
+    sends::<radixstate::Sequence>();
+    sends::<radixstate::Lease>();
+    sends::<radixstate::Pending>();
+    sends::<radixstate::Match>();
+}
+
+#[test]
+fn a_cache_prints_where_its_slots_are() {
     let mut cache = cache();
-    let sequence = start(&mut cache, &prompt(1, 9));
-    let pending = pending(reserve(&mut cache, &sequence, 8));
-    let matched = look_up(&mut cache, &prompt(1, 9));
-    let lease = cache.lease(&matched).unwrap();
-    (is_send(&cache), is_send(&sequence), is_send(&pending), is_send(&lease), is_send(&matched));
+    let _sequence = start(&mut cache, &prompt(1, 9));
+    let text = format!("{cache:?}");
+    assert!(text.contains("sequences: 1") && text.contains("capacity: 12, free: 7, held: 5"), "{text}");
 }

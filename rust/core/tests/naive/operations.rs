@@ -1,5 +1,7 @@
 //! The operations of requests and leases.
 
+use std::collections::btree_map::Entry;
+
 use radixstate::{Error, Freed, Misuse, Namespace, OutOfSlots, PoolKind, Reason, Shortage, Skip, StartOptions};
 
 use super::{Found, Fresh, Holder, Holdings, Naive, Outcome, Prefix, Reserved, State, Writing};
@@ -12,7 +14,7 @@ impl Naive {
         let kv_length = whole_pages.take_while(|&depth| self.pages.contains_key(&at(depth))).last().unwrap_or(0);
         let reach = kv_length.min(limit);
         let passed = || (1..=reach).filter_map(|depth| Some((depth, self.states.get(&at(depth))?)));
-        let deepest = passed().filter(|(_, state)| state.ready).last();
+        let deepest = passed().rfind(|(_, state)| state.ready);
         let length = deepest.map_or(0, |(depth, _)| depth);
         let useful = self.legal_depth(reach);
         let reason = if length > 0 {
@@ -228,14 +230,15 @@ impl Naive {
     }
 
     /// Publishes a reservation. `given` are the engine's pages past the holder's depth, or none: then a sequence's own
-    /// pages are published. `serial` is the real cache's name for the store. Returns the duplicates as well.
+    /// pages are published. `serial` is the real cache's name for the store. Also returns the duplicates that stay the
+    /// engine's.
     pub(crate) fn publish(&mut self, id: u64, given: Option<&[u32]>, serial: Option<u64>) -> (Outcome, Vec<u32>) {
         let Reserved { owner, tokens, slot } = self.reserved.remove(&id).expect("the test names a live reservation");
         let prefix = match self.current(owner, &tokens) {
             Ok(prefix) => prefix,
             Err(skip) => {
                 self.give_back(Holdings { state: Some(slot), ..Holdings::default() });
-                return (Outcome::Skipped(skip), given.unwrap_or_default().to_vec());
+                return (Outcome::Skipped(skip), Vec::new());
             }
         };
         let leased = self.holders[&owner].depth();
@@ -253,10 +256,11 @@ impl Naive {
         if tokens.len() > leased {
             self.holder_mut(owner).holdings.path = Some(prefix);
         }
-        if given.is_none() {
-            self.give_back(Holdings { pages: duplicates.clone(), ..Holdings::default() });
+        if given.is_some() {
+            return (outcome, duplicates);
         }
-        (outcome, duplicates)
+        self.give_back(Holdings { pages: duplicates, ..Holdings::default() });
+        (outcome, Vec::new())
     }
 
     pub(crate) fn evict(&mut self, pool: PoolKind, n: usize) -> Freed {
@@ -343,10 +347,9 @@ impl Naive {
         for (n, depth) in (leased + self.page..=prefix.depth()).step_by(self.page).enumerate() {
             let page = Prefix::new(prefix.epoch, &prefix.namespace, &prefix.tokens[..depth]);
             let id = pages.get(n).copied();
-            if self.pages.contains_key(&page) {
-                duplicates.extend(id);
-            } else {
-                self.pages.insert(page, id.unwrap_or(0));
+            match self.pages.entry(page) {
+                Entry::Occupied(_) => duplicates.extend(id),
+                Entry::Vacant(vacant) => _ = vacant.insert(id.unwrap_or(0)),
             }
         }
         duplicates

@@ -1,0 +1,187 @@
+"""The CUDA codec on a GPU: its tests, then its speed against a plain copy and against torch's operations.
+
+Writes out/gpu.json. Without a GPU it says so and ends. Needs no Rust where radixstate is installed from a wheel.
+Run it from the repository's root:
+
+    python -m benchmarks.gpu [--out FILE] [--skip-tests]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from radixstate import ActivePool, CheckpointPool, ConvSpec, StateSpec
+from radixstate.cuda import CudaCodec, build
+from radixstate.reference import codec as reference
+
+PAIRS = (1, 4, 16, 64)
+TARGETS = {"copy_fraction": 0.9, "store_ratio": 10.0, "load_ratio": 6.0}
+REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One direction at one size.
+
+    Attributes:
+        dtype: of the states; all else is Qwen3-Next's: 36 layers, 32 heads of 128 x 128, a conv window of 8192 x 3.
+        pairs: moved by one launch.
+        milliseconds: median of the launch.
+        gb_per_s: of the fewest bytes that can be moved, read and written.
+        copy_fraction: of the rate of a device-to-device copy in the same run.
+        torch_ratio: how many times longer torch's operations take for the same, conv windows not counted.
+    """
+
+    dtype: str
+    direction: str
+    pairs: int
+    milliseconds: float
+    gb_per_s: float
+    copy_fraction: float
+    torch_ratio: float
+
+
+def qwen3_next(dtype: str) -> StateSpec:
+    """The states of a model like Qwen3-Next, as sglang keeps them."""
+    window = ConvSpec((8192, 3), "bfloat16")
+    return StateSpec(layers=36, heads=32, d_k=128, d_v=128, dtype=dtype, layout="k_last", conv=(window,))
+
+
+def milliseconds(work: Callable[[], Any], flush: torch.Tensor) -> float:
+    """Median time of `work` on the device, each time with nothing of it in the cache."""
+    times = []
+    for _ in range(REPEATS + 3):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[3:])
+
+
+def copy_rate(flush: torch.Tensor) -> float:
+    """GB/s, read and written, of the fastest copy from the device to itself."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / milliseconds(lambda: target.copy_(source), flush) / 1e6
+
+
+def pools(spec: StateSpec, slots: int) -> tuple[ActivePool, CheckpointPool, CudaCodec]:
+    """An active pool of normal numbers, a checkpoint pool, and what moves states between them."""
+    active, kept = ActivePool(spec, slots, device="cuda"), CheckpointPool(spec, slots, device="cuda")
+    assert active.state_rows.whole is not None
+    active.state_rows.whole.normal_()
+    return active, kept, build(active, kept)
+
+
+def torch_store(active: ActivePool, kept: CheckpointPool, slots: torch.Tensor) -> None:
+    """The same states in torch operations: gather, quantize, scatter."""
+    q, scale = reference.encode(active.state_rows.whole[:, slots], k_axis=-1)
+    kept.state_rows.whole[:, slots] = q
+    kept.scale_rows.whole[:, slots] = scale
+
+
+def torch_load(active: ActivePool, kept: CheckpointPool, slots: torch.Tensor) -> None:
+    """The same states in torch operations: gather, multiply, scatter."""
+    q, scale = kept.state_rows.whole[:, slots], kept.scale_rows.whole[:, slots]
+    dtype = active.state_rows.whole.dtype
+    active.state_rows.whole[:, slots] = reference.decode(q, scale, k_axis=-1, dtype=dtype)
+
+
+def measure(dtype: str, copied: float, flush: torch.Tensor) -> Iterator[Row]:
+    """Both directions for every number of pairs."""
+    spec = qwen3_next(dtype)
+    active, kept, codec = pools(spec, max(PAIRS))
+    for pairs in PAIRS:
+        same = [(slot, slot) for slot in range(1, pairs + 1)]
+        slots = torch.arange(1, pairs + 1, device="cuda")
+        nbytes = pairs * (spec.slot_bytes("native") + spec.slot_bytes("int8"))
+        for direction, enqueue, reference_run in (
+            ("store", codec.enqueue_store, torch_store),
+            ("load", codec.enqueue_load, torch_load),
+        ):
+            table = codec.slots(same, direction)
+            fused = milliseconds(lambda enqueue=enqueue, table=table: enqueue(table), flush)
+            in_torch = milliseconds(lambda run=reference_run, slots=slots: run(active, kept, slots), flush)
+            rate = nbytes / fused / 1e6
+            yield Row(dtype, direction, pairs, fused, rate, rate / copied, in_torch / fused)
+
+
+def met(row: Row) -> bool:
+    """Whether a row reaches what it is meant to reach; one pair and the ratio in float32 are reported only."""
+    if row.pairs < 4:
+        return True
+    ratio = TARGETS[f"{row.direction}_ratio"] if row.dtype == "bfloat16" else 0.0
+    return row.copy_fraction >= TARGETS["copy_fraction"] and row.torch_ratio >= ratio
+
+
+def missing() -> str | None:
+    """Why nothing can be measured here."""
+    if not torch.cuda.is_available():
+        return "no GPU: torch finds no CUDA device, so nothing was tested or measured"
+    if find_spec("cupy") is None:
+        return "no CuPy: install radixstate[cuda12] or radixstate[cuda13]"
+    return None
+
+
+def benchmark() -> dict[str, Any]:
+    """Measures everything and prints the table."""
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    copied = copy_rate(flush)
+    print(f"{torch.cuda.get_device_name()}: a copy moves {copied:.0f} GB/s, read and written")
+    line = "{:9} {:6} {:>5} {:>10} {:>8} {:>8} {:>9}  {}"
+    print(line.format("state", "", "pairs", "ms", "GB/s", "of copy", "x torch", ""))
+    rows = []
+    for dtype in ("bfloat16", "float32"):
+        for row in measure(dtype, copied, flush):
+            numbers = (f"{row.milliseconds:.4f}", f"{row.gb_per_s:.0f}", f"{row.copy_fraction:.2f}")
+            verdict = "" if met(row) else "below the goal"
+            print(
+                line.format(row.dtype, row.direction, row.pairs, *numbers, f"{row.torch_ratio:.1f}", verdict)
+            )
+            rows.append(row)
+        torch.cuda.empty_cache()
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "copy_gb_per_s": copied,
+        "targets": TARGETS,
+        "rows": [asdict(row) | {"met": met(row)} for row in rows],
+    }
+
+
+def main() -> None:
+    """Tests, measures, writes; ends with an error if a test failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("out/gpu.json"), help="default: %(default)s")
+    parser.add_argument("--skip-tests", action="store_true", help="measure only")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {"missing": missing()}
+    failed = 0
+    if result["missing"]:
+        print(result["missing"])
+    else:
+        if not arguments.skip_tests:
+            failed = subprocess.run([sys.executable, "-m", "pytest", "-m", "gpu", "tests"]).returncode
+            result["tests_passed"] = failed == 0
+        result |= benchmark()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {arguments.out}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

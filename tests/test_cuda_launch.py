@@ -1,0 +1,318 @@
+"""The launch path of the CUDA codec, from a whole cache down, with a CPU in the place of the device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CpuDevice
+from kernel_cases import Case, Pools, cpu_codec, cuda_codec
+from radixstate import ActivePool, CheckpointPool, ConvSpec, PrefixCache, StateSpec, codec, cuda
+from radixstate.cuda import CupyDevice
+from radixstate.errors import SlotError, TensorError
+
+SPEC = StateSpec(
+    layers=2,
+    heads=3,
+    d_k=16,
+    d_v=24,
+    dtype="bfloat16",
+    layout="v_last",
+    conv=(ConvSpec((10, 3), "bfloat16"),),
+)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
+    """Makes the codec of every pair of pools the CUDA one."""
+    device = CpuDevice()
+    monkeypatch.setattr(codec, "build", lambda active, kept: cuda.describe(active, kept, device))
+    return device
+
+
+def fill(pool: ActivePool, slot: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    pool.state(slot).copy_(torch.randn(pool.state(slot).shape, generator=random))
+    pool.conv(0, slot).copy_(torch.randn(pool.conv(0, slot).shape, generator=random))
+
+
+@pytest.mark.parametrize("format", ["int8", "bf16", "native"])
+def test_a_store_is_one_launch_of_one_struct(device: CpuDevice, format: Any) -> None:
+    active, kept = ActivePool(SPEC, 8), CheckpointPool(SPEC, 8, format=format)
+    kept.store(active, [(1, 8), (2, 7), (3, 6)])
+    (launch,) = device.launches
+    assert launch.arguments.shape == (1,)
+    assert launch.arguments.nbytes == launch.program["ARGUMENT_BYTES"] <= 4096
+    assert launch.threads % 32 == 0
+    blocks_of_a_pair = int(launch.arguments["units"][0])
+    assert launch.grid == (3 * blocks_of_a_pair, SPEC.layers)
+    assert blocks_of_a_pair == SPEC.heads * launch.program["CHUNKS"] + 1
+
+
+def test_storing_nothing_launches_nothing(device: CpuDevice) -> None:
+    active, kept = ActivePool(SPEC, 2), CheckpointPool(SPEC, 2)
+    assert list(kept.store(active, [])) == []
+    kept.load(active, [])
+    assert device.launches == []
+
+
+def test_pools_of_one_spec_share_a_program(device: CpuDevice) -> None:
+    for slots in (2, 5):
+        CheckpointPool(SPEC, slots).store(ActivePool(SPEC, slots), [(1, 2)])
+    assert len({launch.program for launch in device.launches}) == 1
+
+
+def test_a_verdict_is_read_when_it_is_asked_for(device: CpuDevice) -> None:
+    active, kept = ActivePool(SPEC, 3), CheckpointPool(SPEC, 3)
+    fill(active, 1, seed=1)
+    fill(active, 2, seed=2)
+    active.state(2)[1, 2, 3, 4] = torch.inf
+    verdicts = kept.store(active, [(1, 1), (2, 2)])
+    assert len(verdicts) == 2
+    assert device.waits == 0
+    assert list(verdicts) == [True, False]
+    assert list(verdicts) == [True, False]
+    assert device.waits == 1
+
+
+@pytest.mark.parametrize("format", ["int8", "bf16", "native"])
+def test_the_pools_hold_what_the_cpu_codec_stores(monkeypatch: pytest.MonkeyPatch, format: Any) -> None:
+    kept = []
+    for on_cuda in (False, True):
+        active, checkpoints = ActivePool(SPEC, 4), CheckpointPool(SPEC, 4, format=format)
+        for slot in range(1, 5):
+            fill(active, slot, seed=slot)
+        if on_cuda:
+            device = CpuDevice()
+            monkeypatch.setattr(
+                codec, "build", lambda active, kept, device=device: cuda.describe(active, kept, device)
+            )
+        assert list(checkpoints.store(active, [(4, 1), (2, 3)])) == [True, True]
+        checkpoints.load(active, [(1, 2), (3, 1)])
+        if on_cuda:
+            device.synchronize()
+        kept.append((active, checkpoints))
+    (active, checkpoints), (cuda_active, cuda_checkpoints) = kept
+    for slot in range(1, 5):
+        assert torch.equal(active.state(slot), cuda_active.state(slot))
+        assert torch.equal(active.conv(0, slot), cuda_active.conv(0, slot))
+        assert torch.equal(checkpoints.state(slot), cuda_checkpoints.state(slot))
+
+
+@pytest.mark.parametrize(
+    "pairs", [[(1, 0)], [(0, 1)], [(1, 5)], [(5, 1)], [(1, 2), (3, 2)], [(2, 2), (2, 3), (1, 2)]]
+)
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_pairs_are_refused_in_the_words_of_the_cpu_codec(
+    pairs: list[tuple[int, int]], direction: str
+) -> None:
+    case, device, messages = Case(slots=4), CpuDevice(), []
+    for make in (cuda_codec(device), cpu_codec):
+        pools = Pools(case, "cpu")
+        with pytest.raises(SlotError) as error:
+            getattr(make(pools, pools.active, []), direction)(pairs)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert device.launches == []
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        torch.zeros(3, 2, dtype=torch.int64),
+        torch.zeros(2, 2, dtype=torch.int32),
+        torch.zeros(3, dtype=torch.int32),
+        torch.zeros(2, 3, dtype=torch.int32).T,
+    ],
+    ids=["type", "rows", "axes", "strides"],
+)
+def test_a_table_of_slots_must_be_what_the_kernel_reads(slots: torch.Tensor) -> None:
+    pools = Pools(Case(), "cpu")
+    with pytest.raises(TensorError, match="int32"):
+        cuda_codec(CpuDevice())(pools, pools.active, []).enqueue_store(slots)
+
+
+def test_more_windows_than_arguments_hold_are_refused() -> None:
+    pools = Pools(Case(conv=((2,),) * 33), "cpu")
+    with pytest.raises(TensorError, match="at most 32 conv windows"):
+        cuda_codec(CpuDevice())(pools, pools.active, [a for a, _, _ in pools.windows])
+
+
+def test_rows_that_are_not_contiguous_are_refused() -> None:
+    pools = Pools(Case(d_k=8, d_v=8), "cpu")
+    transposed = [layer.transpose(2, 3) for layer in pools.active.rows.layers]
+    pools.active.rows = type(pools.active.rows)(tuple(transposed), None)
+    with pytest.raises(TensorError, match="contiguous"):
+        cuda_codec(CpuDevice())(pools, pools.active, [])
+
+
+def test_importing_the_package_needs_no_cupy() -> None:
+    code = "import sys; sys.modules['cupy'] = None; import radixstate, radixstate.cuda"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_missing_cupy_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"radixstate\[cuda12\] or radixstate\[cuda13\]"):
+        CupyDevice(0)
+
+
+class FakeCupy:
+    """The few calls of CuPy that are used, noted in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.cuda = SimpleNamespace(Device=self._entered("device"), ExternalStream=self._entered("stream"))
+
+    def _entered(self, what: str) -> Any:
+        @contextmanager
+        def enter(value: int) -> Iterator[None]:
+            self.calls.append((what, value))
+            yield
+
+        return enter
+
+    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802
+        self.calls.append(("module", "#include" in code, options))
+        return SimpleNamespace(get_function=self._kernel)
+
+    def _kernel(self, name: str) -> Any:
+        fake = self
+
+        class Kernel:
+            def compile(self) -> None:
+                fake.calls.append(("compile", name))
+
+            def __call__(self, *arguments: Any) -> None:
+                fake.calls.append((name, *arguments))
+
+        return Kernel()
+
+
+def test_cupy_gets_the_program_and_the_stream_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, recorded = FakeCupy(), CpuDevice()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    pools = Pools(Case(), "cpu")
+    cuda_codec(recorded)(pools, pools.active, []).store([(1, 1)])
+    (launch,) = recorded.launches
+    device = CupyDevice(3)
+    device.prepare(launch.program)
+    device.prepare(launch.program)
+    device.launch(launch.program, "store", launch.grid, launch.threads, launch.arguments)
+    assert fake.calls == [
+        ("module", False, launch.program.options),
+        ("device", 3),
+        ("compile", "int8_store"),
+        ("compile", "int8_load"),
+        ("device", 3),
+        ("stream", 77),
+        ("int8_store", launch.grid, (launch.threads,), (launch.arguments,)),
+    ]
+
+
+def tokens(seed: int, n: int) -> list[int]:
+    return torch.randint(0, 1000, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def new_cache() -> PrefixCache:
+    return PrefixCache(
+        SPEC, active_slots=4, checkpoint_slots=6, kv_pages=40, page_size=4, checkpoint_stride=8
+    )
+
+
+def put(cache: PrefixCache, prompt: list[int], seed: int) -> Any:
+    """Runs a prompt whose state is random, and caches it."""
+    with cache.start(prompt) as seq:
+        fill(cache.active, seq.slot, seed)
+        if seed < 0:
+            cache.active.state(seq.slot)[0, 0, 0, 0] = torch.nan
+        return seq.checkpoint()
+
+
+def restored(cache: PrefixCache, device: CpuDevice, prompt: list[int]) -> tuple[int, torch.Tensor]:
+    """What a start reuses, and the state that its slot then has."""
+    with cache.start(prompt) as seq:
+        device.synchronize()
+        return seq.reused, cache.active.state(seq.slot).clone()
+
+
+def test_a_cache_on_the_device_gives_what_a_cache_on_the_cpu_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for on_cuda in (False, True):
+        device = CpuDevice()
+        if on_cuda:
+            monkeypatch.setattr(
+                codec, "build", lambda active, kept, device=device: cuda.describe(active, kept, device)
+            )
+        cache, found = new_cache(), []
+        for seed in range(12):
+            prompt = tokens(seed % 5, 8) + tokens(seed, 9 + seed % 3)
+            put(cache, prompt[:16], seed)
+            reused, state = restored(cache, device, prompt)
+            found.append((reused, state))
+            cache.check()
+        results.append(found)
+        assert bool(device.launches) == on_cuda
+    assert [reused for reused, _ in results[0]] == [reused for reused, _ in results[1]]
+    for (_, state), (_, same) in zip(*results, strict=True):
+        assert torch.equal(state, same)
+
+
+def test_a_lookup_that_hits_waits_for_the_verdict_and_a_miss_does_not(device: CpuDevice) -> None:
+    cache, good, bad = new_cache(), tokens(1, 17), tokens(2, 17)
+    put(cache, good[:16], seed=1)
+    put(cache, bad[:16], seed=-1)
+    assert cache.lookup(tokens(3, 17)).length == 0
+    assert device.waits == 0
+    assert cache.lookup(bad).length == 0
+    assert device.waits == 2
+    assert cache.lookup(good).length == 16
+    assert cache.non_finite == 1
+    assert device.waits == 2
+    cache.check()
+
+
+def test_a_start_that_would_hit_waits_for_the_verdict(device: CpuDevice) -> None:
+    cache, bad = new_cache(), tokens(2, 17)
+    put(cache, bad[:16], seed=-1)
+    with cache.start(tokens(3, 17)):
+        assert device.waits == 0
+    with cache.start(bad) as seq:
+        assert seq.reused == 0
+    assert device.waits == 1
+    cache.check()
+
+
+def test_with_steps_verdicts_are_read_when_their_step_retires(device: CpuDevice) -> None:
+    cache, good, bad = new_cache(), tokens(1, 17), tokens(2, 17)
+    first = cache.begin_step()
+    put(cache, good[:16], seed=1)
+    second = cache.begin_step()
+    put(cache, bad[:16], seed=-1)
+    assert cache.lookup(good).reason == "not_ready"
+    assert device.waits == 0
+    cache.retire_step(first)
+    assert device.waits == 1
+    assert cache.lookup(good).length == 16
+    assert cache.lookup(bad).length == 0
+    cache.retire_step(second)
+    assert device.waits == 2
+    assert cache.lookup(bad).length == 0
+    assert cache.non_finite == 1
+    cache.check()
+
+
+def test_verdicts_nobody_asks_for_do_not_pile_up(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixstate.verdicts.MOST_UNREAD", 3)
+    cache = new_cache()
+    for seed in range(10):
+        put(cache, tokens(seed, 16), seed)
+    assert device.waits == 7
+    cache.check()

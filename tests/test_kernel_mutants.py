@@ -1,0 +1,136 @@
+"""Bugs seeded into the kernels, each of which a comparison with the CPU codec must catch.
+
+A bug may break the process it runs in, so each has one of its own: this file is also a program.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_on_cpu import CpuDevice, LaunchError, Mutation, Order
+from kernel_cases import Case, cpu_codec, cuda_codec, out_of_range_problems, round_trip
+
+ESCAPED, CAUGHT = 0, 3
+
+SYNC = "    __syncthreads();\n"
+STORED = f"    partials.put(tile, amax);\n{SYNC}"
+SCALED = f"arguments.report(work.pair, NON_FINITE);\n{SYNC}"
+FETCHED = f"arguments.scale.at(work.layer, work.source, head));\n{SYNC}"
+SUM = "add(quotient, 12582912.0f)"
+QUOTIENT = "multiply_add(multiply_add(estimate, by.minus_scale, x), by.reciprocal, estimate)"
+MAGNITUDE = "<< (32 - 8 * E::BYTES) & 0x7fffffff"
+TO_BF16 = "return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;"
+MOVED = "const Vector<To, VECTOR> moved"
+CLAMPED = "min(max(sum, ZERO - 127), ZERO + 127)"
+SMALLEST = "max(__float_as_uint(largest), SMALLEST_AMAX)"
+SWEPT = "(K_LAST ? sweep : chunk) * HELD"
+TARGET = "pairs[arguments.pair_count + work.pair]"
+SOME_SYNC = "    if (threadIdx.x < 9) __syncthreads();\n"
+
+MUTANTS = {
+    "no barrier before the reduction": ("int8.cu", STORED, STORED.replace(SYNC, "")),
+    "no barrier after the scales": ("int8.cu", SCALED, SCALED.replace(SYNC, "")),
+    "no barrier before the scales are used": ("int8.cu", FETCHED, FETCHED.replace(SYNC, "")),
+    "a barrier that some threads miss": ("int8.cu", STORED, STORED.replace(SYNC, SOME_SYNC)),
+    "rows beyond the end": ("int8.cu", "row(sweep, i) < ROWS && ", ""),
+    "columns beyond the end": ("int8.cu", " && column(sweep) < COLUMNS", ""),
+    "threads beyond the tile": ("int8.cu", "down < DOWN && row", "row"),
+    "one contributor too few": ("int8.cu", "i < CONTRIBUTORS", "i < CONTRIBUTORS - 1"),
+    "contiguous rows": ("int8.cu", "row_stride(pool.row_stride)", "row_stride(COLUMNS / VECTOR * BYTES)"),
+    "a second sweep reads the first": ("int8.cu", SWEPT, SWEPT.replace("sweep", "0")),
+    "codes of a bad channel stay": ("int8.cu", " & finite;", ";"),
+    "bad channels are not reported": ("int8.cu", "finite &= divisors[c].is_finite();", ""),
+    "the head is forgotten": ("transfer.cuh", " + head * head_stride", ""),
+    "the layer is forgotten": ("transfer.cuh", " : base + layer * layer_stride", " : base"),
+    "the table is not indexed": ("transfer.cuh", "table[layer]", "table[0]"),
+    "a slot is copied onto itself": ("transfer.cuh", TARGET, "pairs[work.pair]"),
+    "the padding sink is read": ("transfer.cuh", "work.source - 1 < arguments.source_slots - 1", "true"),
+    "the padding sink is written": ("transfer.cuh", "work.target - 1 < arguments.target_slots - 1", "true"),
+    "the wrong status word": ("transfer.cuh", "pairs + 2 * pair_count + pair", "pairs + 2 * pair_count"),
+    "a window's tail is cut": ("transfer.cuh", "< window.vectors) held[i].w", "< 2) held[i].w"),
+    "only the first window": ("transfer.cuh", "unit -= window.blocks;", "break;"),
+    "truncation for rounding": ("element.cuh", SUM, "12582912.0f + static_cast<int>(quotient)"),
+    "half away from zero": ("element.cuh", SUM, "__builtin_roundf(quotient) + 12582912.0f"),
+    "a reciprocal for a division": ("element.cuh", QUOTIENT, "estimate"),
+    "no clamp": ("element.cuh", CLAMPED, CLAMPED.replace("127", "128")),
+    "no smallest scale": ("element.cuh", SMALLEST, "__float_as_uint(largest)"),
+    "the largest value overflows": ("element.cuh", "? bits : bits - 1", "? bits : bits"),
+    "the sign counts": ("element.cuh", MAGNITUDE, "<< (32 - 8 * E::BYTES)"),
+    "NaN is ignored": ("element.cuh", MAGNITUDE, "<< (32 - 8 * E::BYTES) & 0x7f800000"),
+    "bf16 truncated": ("ptx.cuh", TO_BF16, "return bits >> 16;"),
+    "bf16 ties away": ("ptx.cuh", TO_BF16, "return (bits + 0x8000) >> 16;"),
+    "a plain tail is lost": ("plain.cu", MOVED, f"if (i == HELD - 1) continue;\n{MOVED}"),
+    "Inf in a plain state": ("plain.cu", "is_finite(vector[j])", "vector[j] == vector[j]"),
+}
+
+HUNT = [
+    Case(d_k=40, d_v=24, conv=((24, 3), (7,)), slots=6, layers=3, heads=3),
+    Case(d_k=63, d_v=61, gap=1, layers=1),
+    Case(dtype=torch.float32, layout="v_last", d_k=24, d_v=40, gap=4, tables=True, conv=((7,),)),
+    Case(d_k=300, d_v=12, slots=8),
+    Case(layout="v_last", d_k=700, d_v=24),
+    Case(dtype=torch.float32, d_k=6, d_v=1100, heads=1),
+    Case(format="bf16", dtype=torch.float32, d_k=33, d_v=70, values="any"),
+    Case(format="native", d_k=16, d_v=16, heads=1, layers=1, slots=60),
+    Case(format="native", d_k=64, d_v=130),
+]
+
+
+@pytest.fixture(scope="module")
+def fates() -> dict[str, int]:
+    """How the process of each bug ended."""
+    command = [sys.executable, Path(__file__)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_seeded_bug_is_caught(name: str, fates: dict[str, int]) -> None:
+    crashed = fates[name] < 0
+    assert crashed or fates[name] == CAUGHT
+
+
+def hunt(name: str) -> None:
+    """Ends with ESCAPED or CAUGHT; anything else but a crash is a mistake of the hunt."""
+    torch.set_num_threads(1)
+    device = CpuDevice(mutation=Mutation(*MUTANTS[name]), order=Order.SHUFFLED)
+    try:
+        differs = out_of_range_problems(device, device.synchronize) or any(
+            round_trip(case, cuda_codec(device), synchronize=device.synchronize).differences(
+                round_trip(case, cpu_codec)
+            )
+            for case in HUNT
+        )
+    except LaunchError as error:
+        if "barrier" not in str(error):
+            raise
+        differs = True
+    sys.exit(CAUGHT if differs else ESCAPED)
+
+
+def main() -> None:
+    """Prints the exit code of each bug's process. Two run at a time."""
+    processes = multiprocessing.get_context("fork")
+    waiting, fates = list(MUTANTS), {}
+    running: dict[str, multiprocessing.Process] = {}
+    while waiting or running:
+        while waiting and len(running) < 2:
+            name = waiting.pop()
+            running[name] = processes.Process(target=hunt, args=(name,))
+            running[name].start()
+        wait([process.sentinel for process in running.values()])
+        for name in [name for name, process in running.items() if not process.is_alive()]:
+            fates[name] = running.pop(name).exitcode
+    print(json.dumps(fates))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What NVRTC makes of the kernels on every architecture; needs neither a GPU nor a driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kernel_cases import program_of
+from radixstate import programs
+from test_kernels import CASES
+
+from benchmarks.kernels import REGISTERS, Row, compiled, main_programs
+from benchmarks.nvrtc import ARCHITECTURES, CompileError, compile_program
+
+
+@pytest.fixture(scope="module")
+def table() -> list[Row]:
+    return compiled(main_programs(), main=True)
+
+
+def test_every_program_that_the_tests_name_compiles_without_spills() -> None:
+    wanted = {program_of(case): str(case) for case in CASES}
+    rows = compiled({name: program for program, name in wanted.items()}, main=False)
+    assert len(rows) == 2 * len(wanted) * len(ARCHITECTURES)
+    assert [row for row in rows if row.spills] == []
+
+
+def test_no_main_shape_spills(table: list[Row]) -> None:
+    assert {row.arch for row in table} == set(ARCHITECTURES)
+    assert [row for row in table if row.spills] == []
+
+
+def test_a_multiprocessor_holds_a_thousand_threads_of_a_main_shape(table: list[Row]) -> None:
+    assert [row for row in table if row.blocks * row.threads < 1024] == []
+    assert [row for row in table if row.registers * row.threads * row.blocks > REGISTERS] == []
+
+
+def test_main_shapes_move_sixteen_bytes_at_a_time(table: list[Row]) -> None:
+    """On the side of the state, that is: an int8 vector of as many elements is shorter."""
+    for row in table:
+        kernel = row.kernel.split()[0]
+        if kernel != "int8_load" and "as bf16" not in row.kernel:
+            assert row.loads.get("128", 0) >= 8, row
+        if kernel != "int8_store" and "as bf16" not in row.kernel:
+            assert row.stores.get("128", 0) >= 8, row
+
+
+def test_no_arithmetic_flushes_subnormals_in_spite_of_the_option(table: list[Row]) -> None:
+    assert [row for row in table if row.flushing] == []
+
+
+def test_a_program_that_does_not_compile_says_why() -> None:
+    program = programs.Program("int8.cu", (("STATE", "Fp8"),))
+    with pytest.raises(CompileError, match="Fp8"):
+        compile_program(program, "sm_90")
+
+
+def test_the_package_has_the_kernels_of_the_repository() -> None:
+    repository = Path(__file__).parents[1] / "kernels"
+    files = {path.name: path.read_text() for path in repository.glob("*.cu*")}
+    assert files == {path.name: path.read_text() for path in programs.SOURCES.glob("*.cu*")}
