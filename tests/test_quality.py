@@ -1,8 +1,8 @@
 """What a checkpoint costs a trained model: the KL divergence of its predictions from the exact state's.
 
 The loss is no gate: it moves by less than 1e-4 nats per byte under nearly every codec, while KL tells int8
-from a forgotten state by five orders of magnitude. The model soon overwrites what a codec did to its state, so
-codecs are told apart by the first few bytes.
+from a forgotten state by five orders of magnitude. The model soon overwrites what a codec did to its state,
+so the first few bytes tell codecs apart best.
 """
 
 from __future__ import annotations
