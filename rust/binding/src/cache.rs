@@ -12,7 +12,7 @@ use crate::errors::{Class, Failure, Result};
 use crate::fork;
 use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle};
 use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default};
-use crate::results::{Committed, Match, Published, Reserved, Started, Stored, started_or_error};
+use crate::results::{Committed, Match, Published, Reserved, Skipped, Started, Stored, started_or_error};
 use crate::tokens::{Pages, Tokens};
 
 /// The core, or the invariant that a bug of it broke.
@@ -273,6 +273,12 @@ impl Cache {
             pending.pending.consume(check, |pending| self.call(|core| core.commit(sequence, pending)))
         })?;
         Ok(commit.into())
+    }
+
+    /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and it is counted.
+    fn discard(&self, pending: &PendingHandle) -> Result<Skipped> {
+        let check = |pending: &_| self.call(|core| core.owns_pending(pending));
+        pending.pending.consume(check, |pending| self.call(|core| core.discard(pending))).map(Skipped)
     }
 
     /// `commit` for a sequence whose KV pages are the engine's. See `publish`.

@@ -44,6 +44,12 @@ impl Match {
         }
     }
 
+    /// How often the reusable state has been encoded since it was computed; 0 without a hit.
+    #[getter]
+    fn generation(&self) -> u32 {
+        self.0.generation
+    }
+
     fn __repr__(&self) -> String {
         let (length, kv_length, branch, reason) =
             (self.0.length, self.0.kv_length, python_option(self.0.branch), self.reason());
@@ -131,6 +137,13 @@ impl Stored {
         self.0.step
     }
 
+    /// How often this state has been encoded since it was computed: 1 for a prompt computed from its start, one more
+    /// than the checkpoint it continued otherwise.
+    #[getter]
+    fn generation(&self) -> u32 {
+        self.0.generation
+    }
+
     /// Tokens [from, to) whose private pages were replaced by pages that were cached already, or None.
     #[getter]
     fn replaced(&self) -> Option<(usize, usize)> {
@@ -149,7 +162,7 @@ impl Stored {
 /// No checkpoint was stored. Storing is optional work: this is no error.
 #[pyclass(frozen, eq, module = "radixstate._native", skip_from_py_object)]
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) struct Skipped(Skip);
+pub(crate) struct Skipped(pub(crate) Skip);
 
 impl Skipped {
     fn room(self) -> Option<OutOfSlots> {
@@ -159,7 +172,7 @@ impl Skipped {
 
 #[pymethods]
 impl Skipped {
-    /// "duplicate", "no_room", "not_aligned", "no_store" or "reset".
+    /// "duplicate", "no_room", "not_aligned", "no_store", "non_finite" or "reset".
     #[getter]
     fn reason(&self) -> &'static str {
         match self.0 {
@@ -167,6 +180,7 @@ impl Skipped {
             Skip::NoRoom(_) => "no_room",
             Skip::NotAligned => "not_aligned",
             Skip::NoStore => "no_store",
+            Skip::NonFinite => "non_finite",
             Skip::Reset => "reset",
         }
     }

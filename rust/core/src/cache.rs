@@ -177,15 +177,16 @@ impl Cache {
         step
     }
 
-    /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused` are the checkpoints
-    /// whose writer found a value that is not finite: they are withdrawn and were never matchable.
+    /// A step has ended. Steps may retire in any order; a repeated one changes nothing, its `refused` included.
+    /// `refused` are the checkpoints whose writer found a value that is not finite: they are withdrawn and were never
+    /// matchable. What is learnt later is for [`Cache::refuse`].
     ///
     /// # Errors
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
     pub fn retire_step(&mut self, step: u64, refused: &[Stored]) -> Result<(), Misuse> {
         self.settle();
         refused.iter().try_for_each(|stored| self.own_id(stored.cache))?;
-        let written = self.ledger.steps.retire(step)?;
+        let Some(written) = self.ledger.steps.retire(step)? else { return Ok(()) };
         self.note(Decision::RetireStep, [step]);
         refused.iter().for_each(|stored| self.withdraw(stored));
         written.into_iter().for_each(|pin| self.ledger.prefixes.written(pin));
@@ -252,8 +253,8 @@ impl Cache {
     /// Makes a call that takes slots, and notes when there were too few.
     pub(crate) fn attempt<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         let outcome = call(self);
-        if let Err(Error::Shortage(_)) = outcome {
-            self.note(Decision::Short, []);
+        if let Err(Error::Shortage(short)) = &outcome {
+            self.note(Decision::Short, [short.wanted() as u64]);
         }
         outcome
     }
@@ -277,9 +278,9 @@ impl Cache {
     }
 
     pub(crate) fn describe(&self, namespace: &Namespace, hit: Hit) -> Match {
-        let Hit { length, kv_length, branch, reason, found } = hit;
+        let Hit { length, kv_length, branch, reason, generation, found } = hit;
         let (namespace, cache, epoch) = (namespace.clone(), self.inbox.cache, self.ledger.epoch);
-        Match { length, kv_length, branch, reason, found, namespace, cache, epoch }
+        Match { length, kv_length, branch, reason, generation, found, namespace, cache, epoch }
     }
 
     pub(crate) fn own(&self, handle: &Handle) -> Result<(), Misuse> {

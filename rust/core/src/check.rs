@@ -205,7 +205,7 @@ impl Census {
     }
 
     fn pool<P: Tag>(&mut self, pool: &Pool<P>, mut owners: Vec<(u32, Owner)>) {
-        owners.extend(pool.free_ids().iter().map(|&id| (id, Owner::FreeList)));
+        owners.extend(pool.free_ids().map(|id| (id, Owner::FreeList)));
         owners.extend(pool.outbox_ids().iter().map(|&id| (id, Owner::Outbox)));
         owners.sort_unstable();
         self.recount(pool, &owners);

@@ -43,6 +43,15 @@ pub enum Shortage {
     },
 }
 
+impl Shortage {
+    /// Units asked for.
+    pub fn wanted(&self) -> usize {
+        match self {
+            Self::Busy(OutOfSlots { wanted, .. }) | Self::NeverFits { wanted, .. } => *wanted,
+        }
+    }
+}
+
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -42,8 +42,8 @@ impl Cache {
                 return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
             }
         }
-        let &Match { length, kv_length, branch, reason, found, .. } = matched;
-        let hit = Hit { length, kv_length, branch, reason, found };
+        let &Match { length, kv_length, branch, reason, generation, found, .. } = matched;
+        let hit = Hit { length, kv_length, branch, reason, generation, found };
         self.note(Decision::Lease, [length as u64, found.map_or(0, |found| found.serial)]);
         let leased = self.ledger.lease(&matched.namespace, hit);
         self.ledger.consume(hit);

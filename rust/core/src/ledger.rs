@@ -8,7 +8,7 @@ use crate::key::Namespace;
 use crate::lookup::{Found, Hit};
 use crate::node::NodeId;
 use crate::pool::{Active, Checkpoint, Kv, Pool, PoolKind, Slot};
-use crate::prefixes::{CheckpointPin, Prefixes};
+use crate::prefixes::{CheckpointPin, Origin, Prefixes};
 use crate::stats::{Bytes, Stats};
 use crate::steps::Steps;
 
@@ -27,6 +27,13 @@ pub(crate) struct Holdings {
     pub(crate) state: Option<Slot<Checkpoint>>,
 }
 
+impl Holdings {
+    fn is_empty(&self) -> bool {
+        let Self { node, checkpoint, pages, active, state } = self;
+        node.is_none() && checkpoint.is_none() && pages.is_empty() && active.is_empty() && state.is_none()
+    }
+}
+
 /// A leased prefix: where it ends, and in which tree.
 #[derive(Debug)]
 pub(crate) struct Leased {
@@ -34,6 +41,8 @@ pub(crate) struct Leased {
     pub(crate) epoch: u64,
     /// End of the leased node, 0 for none.
     pub(crate) depth: usize,
+    /// How often the state it started from had been encoded.
+    pub(crate) generation: u32,
     pub(crate) holdings: Holdings,
 }
 
@@ -48,6 +57,8 @@ pub enum Skip {
     NotAligned,
     /// The sequence was started with `no_store`.
     NoStore,
+    /// The state held a value that is not finite.
+    NonFinite,
     /// The cache was reset after this sequence started.
     Reset,
 }
@@ -63,6 +74,9 @@ pub struct Stored {
     pub serial: u64,
     /// The step that writes it; lookups ignore it until that step retires. `None`: ready at once.
     pub step: Option<u64>,
+    /// How often this state has been encoded since it was computed: 1 for a prompt computed from its start, one more
+    /// than the checkpoint it continued otherwise.
+    pub generation: u32,
     /// Tokens whose private pages were replaced by pages that were cached already; empty if none.
     pub replaced: Range<usize>,
     pub(crate) node: NodeId,
@@ -121,7 +135,8 @@ impl Ledger {
             holdings.checkpoint = Some(self.prefixes.pin_checkpoint(node.index));
             holdings.node = Some(node.index);
         }
-        Leased { namespace: namespace.clone(), epoch: self.epoch, depth: hit.length, holdings }
+        let (namespace, Hit { length: depth, generation, .. }) = (namespace.clone(), hit);
+        Leased { namespace, epoch: self.epoch, depth, generation, holdings }
     }
 
     /// Counts a match that is being used, and refreshes the checkpoint it consumes.
@@ -212,7 +227,7 @@ impl Ledger {
             self.give_back(Holdings { state: Some(state), ..Holdings::default() });
             Err(Skip::Duplicate)
         } else {
-            Ok(self.store(cache, node, state, replaced))
+            Ok(self.store(cache, node, state, lease.generation + 1, replaced))
         };
         self.deepen(lease, node);
         (outcome, duplicates)
@@ -220,7 +235,7 @@ impl Ledger {
 
     /// Gives back what an owner held: at once, or when no step in flight can touch it any more.
     pub(crate) fn give_back(&mut self, holdings: Holdings) {
-        if !self.steps.any_in_flight() {
+        if holdings.is_empty() || !self.steps.any_in_flight() {
             return self.release(holdings);
         }
         holdings.pages.iter().for_each(|page| self.prefixes.kv.retire(page));
@@ -269,7 +284,7 @@ impl Ledger {
     /// Makes the tree hold `tokens`, moving in the pages that it lacks.
     fn place(&mut self, lease: &Leased, tokens: &[u32], mut pages: Vec<Slot<Kv>>) -> Placed {
         let depth = tokens.len();
-        let from = self.origin(lease).unwrap_or_else(|| self.prefixes.ensure_root(&lease.namespace));
+        let from = self.origin(lease).unwrap_or_else(|| self.prefixes.tree.ensure_root(&lease.namespace));
         if depth <= lease.depth {
             return Placed { node: self.prefixes.node_at(from, depth), ..Placed::default() };
         }
@@ -283,9 +298,16 @@ impl Ledger {
         Placed { node, duplicates: pages, replaced }
     }
 
-    fn store(&mut self, cache: u64, node: u32, state: Slot<Checkpoint>, replaced: Range<usize>) -> Stored {
+    fn store(
+        &mut self,
+        cache: u64,
+        node: u32,
+        state: Slot<Checkpoint>,
+        generation: u32,
+        replaced: Range<usize>,
+    ) -> Stored {
         let (slot, serial, step) = (state.id(), self.next_serial(), self.steps.writer());
-        self.prefixes.attach(node, state, serial, step);
+        self.prefixes.attach(node, state, Origin { serial, writer: step, generation });
         let id = self.prefixes.tree.id(node);
         if let Some(step) = step {
             self.steps.writes(step, CheckpointPin { node: id, serial });
@@ -293,7 +315,7 @@ impl Ledger {
         self.stats.stored += 1;
         let depth = self.prefixes.tree.node(node).end;
         self.prefixes.digest.note(Decision::Store, [slot.into(), depth as u64, replaced.end as u64]);
-        Stored { depth, slot, serial, step, replaced, node: id, cache }
+        Stored { depth, slot, serial, step, generation, replaced, node: id, cache }
     }
 
     /// Moves a lease to `node` if that is deeper.

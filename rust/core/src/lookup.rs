@@ -31,6 +31,8 @@ pub struct Match {
     pub branch: Option<usize>,
     /// Why `length` is what it is.
     pub reason: Reason,
+    /// How often the reusable state has been encoded since it was computed; 0 without a hit.
+    pub generation: u32,
     pub(crate) found: Option<Found>,
     pub(crate) namespace: Namespace,
     pub(crate) cache: u64,
@@ -51,12 +53,13 @@ pub(crate) struct Hit {
     pub(crate) kv_length: usize,
     pub(crate) branch: Option<usize>,
     pub(crate) reason: Reason,
+    pub(crate) generation: u32,
     pub(crate) found: Option<Found>,
 }
 
 impl Hit {
     pub(crate) const NOTHING: Self =
-        Self { length: 0, kv_length: 0, branch: None, reason: Reason::NoPrefix, found: None };
+        Self { length: 0, kv_length: 0, branch: None, reason: Reason::NoPrefix, generation: 0, found: None };
 }
 
 impl Prefixes {
@@ -68,7 +71,7 @@ impl Prefixes {
             let Some(checkpoint) = node.checkpoint.as_ref().filter(|_| node.end <= limit) else { return };
             occupied = node.end;
             if checkpoint.is_ready() {
-                deepest = Some((index, node.end, checkpoint.serial));
+                deepest = Some((index, node.end, checkpoint));
             } else {
                 unready = true;
             }
@@ -87,7 +90,8 @@ impl Prefixes {
             kv_length: reach.matched,
             branch: (useful > length && useful != occupied).then_some(useful),
             reason,
-            found: deepest.map(|(index, _, serial)| Found { node: self.tree.id(index), serial }),
+            generation: deepest.map_or(0, |(_, _, checkpoint)| checkpoint.generation),
+            found: deepest.map(|(index, _, checkpoint)| Found { node: self.tree.id(index), serial: checkpoint.serial }),
         }
     }
 }

@@ -58,6 +58,8 @@ pub(crate) struct Checkpoint {
     pub(crate) slot: Slot<CheckpointTag>,
     /// Names this store; never reused.
     pub(crate) serial: u64,
+    /// How often the state has been encoded since it was computed.
+    pub(crate) generation: u32,
     /// The policy's rank: the lowest is evicted first.
     pub(crate) rank: u64,
     /// Reads in progress, plus one while it is being written.

@@ -182,7 +182,11 @@ pub struct Usage {
 #[derive(Debug)]
 pub struct Pool<P> {
     config: PoolConfig,
+    /// Slots given back, the latest last.
     free: Vec<u32>,
+    /// The first slot never handed out. Bookkeeping grows with use, so a capacity costs nothing.
+    fresh: u32,
+    /// By id, as far as ids were used.
     places: Vec<Place>,
     pub(crate) counts: Usage,
     outbox: Vec<u32>,
@@ -193,13 +197,9 @@ impl<P: Tag> Pool<P> {
     /// A pool with every slot free, or with the engine.
     pub fn new(config: PoolConfig) -> Self {
         let capacity = config.capacity as usize;
-        let (first, free) = if config.external {
-            (Place::Outside, Vec::new())
-        } else {
-            (Place::Free, (1..=config.capacity).rev().collect())
-        };
-        let counts = Usage { capacity, free: free.len(), ..Usage::default() };
-        Self { config, free, places: vec![first; capacity + 1], counts, outbox: Vec::new(), tag: PhantomData }
+        let free = if config.external { 0 } else { capacity };
+        let counts = Usage { capacity, free, ..Usage::default() };
+        Self { config, free: Vec::new(), fresh: 1, places: Vec::new(), counts, outbox: Vec::new(), tag: PhantomData }
     }
 
     /// How the pool was made.
@@ -226,8 +226,7 @@ impl<P: Tag> Pool<P> {
 
     /// Takes one slot.
     pub fn take(&mut self) -> Result<Slot<P>, OutOfSlots> {
-        let id = *self.free.last().ok_or_else(|| self.short(1))?;
-        self.free.pop();
+        let Some(id) = self.free.pop().or_else(|| self.take_fresh()) else { return Err(self.short(1)) };
         self.counts.free -= 1;
         self.counts.held += 1;
         self.put(id, Place::Free, Place::Held);
@@ -236,7 +235,7 @@ impl<P: Tag> Pool<P> {
 
     /// Takes `n` slots, or none.
     pub fn take_many(&mut self, n: usize) -> Result<Vec<Slot<P>>, OutOfSlots> {
-        if n > self.free.len() {
+        if n > self.counts.free {
             return Err(self.short(n));
         }
         (0..n).map(|_| self.take()).collect()
@@ -328,19 +327,31 @@ impl<P: Tag> Pool<P> {
     }
 
     pub(crate) fn place(&self, id: u32) -> Place {
-        self.places[id as usize]
+        let unused = if self.config.external { Place::Outside } else { Place::Free };
+        self.places.get(id as usize).copied().unwrap_or(unused)
     }
 
-    pub(crate) fn free_ids(&self) -> &[u32] {
-        &self.free
+    pub(crate) fn free_ids(&self) -> impl Iterator<Item = u32> {
+        let last = if self.config.external { 0 } else { self.config.capacity };
+        self.free.iter().copied().chain(self.fresh..=last)
     }
 
     pub(crate) fn outbox_ids(&self) -> &[u32] {
         &self.outbox
     }
 
+    fn take_fresh(&mut self) -> Option<u32> {
+        let id = (!self.config.external && self.in_range(self.fresh)).then_some(self.fresh)?;
+        self.fresh += 1;
+        Some(id)
+    }
+
     fn put(&mut self, id: u32, from: Place, to: Place) {
-        let was = std::mem::replace(&mut self.places[id as usize], to);
+        let was = self.place(id);
+        if id as usize >= self.places.len() {
+            self.places.resize(id as usize + 1, self.place(self.config.capacity));
+        }
+        self.places[id as usize] = to;
         assert_eq!(was, from, "a slot has exactly one owner: {} slot {id} on its way to {to:?}", P::KIND);
     }
 

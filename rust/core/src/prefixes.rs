@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 use crate::digest::{Decision, Digest};
 use crate::evict::{Lru, Order, Policy};
 use crate::fault::{Fault, seeded};
-use crate::key::{Grid, Namespace};
+use crate::key::Grid;
 use crate::node::{Checkpoint, Listed, Node, NodeId, Parent};
 use crate::pool::{Checkpoint as CheckpointTag, Kv, Pool, PoolConfig, Slot};
 use crate::tree::Tree;
@@ -35,6 +35,16 @@ impl AddAssign for Freed {
 pub(crate) struct CheckpointPin {
     pub(crate) node: NodeId,
     pub(crate) serial: u64,
+}
+
+/// Where a stored state comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin {
+    pub(crate) serial: u64,
+    /// The step that writes it.
+    pub(crate) writer: Option<u64>,
+    /// How often it has been encoded since it was computed.
+    pub(crate) generation: u32,
 }
 
 pub(crate) struct Prefixes {
@@ -154,11 +164,12 @@ impl Prefixes {
     }
 
     /// Puts a state at the end of a node. With a writing step it is pinned, with its node, until that step retires.
-    pub(crate) fn attach(&mut self, index: u32, slot: Slot<CheckpointTag>, serial: u64, writer: Option<u64>) {
+    pub(crate) fn attach(&mut self, index: u32, slot: Slot<CheckpointTag>, origin: Origin) {
+        let Origin { serial, writer, generation } = origin;
         self.checkpoints.enter_tree(&slot);
         let depth = self.tree.node(index).end;
         let rank = self.policy.created(depth);
-        let checkpoint = Checkpoint { slot, serial, rank, pins: 0, writer, listed: Listed::default() };
+        let checkpoint = Checkpoint { slot, serial, generation, rank, pins: 0, writer, listed: Listed::default() };
         let before = self.tree.node_mut(index).checkpoint.replace(checkpoint);
         assert!(before.is_none(), "a node has at most one checkpoint");
         if writer.is_some() {
@@ -192,7 +203,7 @@ impl Prefixes {
     /// The node of a path at `depth`, which the path from `at` reaches or passes; cuts a run if needed.
     pub(crate) fn node_at(&mut self, at: u32, depth: usize) -> u32 {
         let index = self.tree.climb(at, depth);
-        if self.tree.node(index).end == depth { index } else { self.split(index, depth) }
+        if self.tree.node(index).end == depth { index } else { self.tree.split(index, depth) }
     }
 
     /// Whether the key has a checkpoint, ready or being written, at exactly its end. Changes nothing.
@@ -216,7 +227,7 @@ impl Prefixes {
         }
         let rest = &tokens[self.tree.node(reach.node).end..];
         let (child, _) = self.tree.step(reach.node, rest).expect("the walk stopped inside this child");
-        self.split(child, reach.matched)
+        self.tree.split(child, reach.matched)
     }
 
     /// Hangs the key's rest below `parent`; its pages move from the sequence to the tree.
@@ -225,11 +236,6 @@ impl Prefixes {
         let leaf = self.tree.add_leaf(parent, key, pages);
         self.order.refresh(parent, self.tree.node_mut(parent));
         leaf
-    }
-
-    /// The root that an unrooted key starts from.
-    pub(crate) fn ensure_root(&mut self, namespace: &Namespace) -> u32 {
-        self.tree.ensure_root(namespace)
     }
 
     /// Evicts states until `n` checkpoint slots are free that were not, or none is left to evict.
@@ -308,9 +314,5 @@ impl Prefixes {
         }
         self.order.refresh(at, self.tree.node_mut(at));
         freed
-    }
-
-    fn split(&mut self, lower: u32, depth: usize) -> u32 {
-        self.tree.split(lower, depth)
     }
 }

@@ -391,6 +391,20 @@ impl Cache {
         Ok(outcome.into())
     }
 
+    /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and it is counted.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`]: the slot then goes back in its own cache.
+    pub fn discard(&mut self, pending: Pending) -> Result<Skip, Misuse> {
+        self.own(&pending.handle)?;
+        self.settle();
+        self.note(Decision::End, [pending.handle.serial]);
+        let state = Some(self.writing(pending));
+        self.ledger.give_back(Holdings { state, ..Holdings::default() });
+        self.ledger.stats.refusals.non_finite += 1;
+        Ok(Skip::NonFinite)
+    }
+
     /// Asks, before a commit consumes it, whether a pending checkpoint was reserved in this cache.
     ///
     /// # Errors

@@ -26,13 +26,13 @@ impl<T> Steps<T> {
         self.newest
     }
 
-    /// The checkpoints this step wrote; none for a step that retired before.
-    pub(crate) fn retire(&mut self, step: u64) -> Result<Vec<CheckpointPin>, Misuse> {
+    /// The checkpoints this step wrote, or `None` for a step that retired before.
+    pub(crate) fn retire(&mut self, step: u64) -> Result<Option<Vec<CheckpointPin>>, Misuse> {
         if step == 0 || step > self.newest {
             return Err(Misuse::UnknownStep { step, newest: self.newest });
         }
-        self.outstanding.remove(&step);
-        Ok(self.writing.remove(&step).unwrap_or_default())
+        let first_time = self.outstanding.remove(&step);
+        Ok(first_time.then(|| self.writing.remove(&step).unwrap_or_default()))
     }
 
     /// The step that a write enqueued now belongs to.
@@ -91,8 +91,8 @@ mod tests {
         assert_eq!(steps.next_retired(), None, "step 1 is still out");
         steps.retire(first).unwrap();
         assert_eq!((steps.next_retired(), steps.next_retired()), (Some("a"), None));
-        steps.retire(third).unwrap();
-        steps.retire(third).unwrap();
+        assert!(steps.retire(third).unwrap().is_some());
+        assert!(steps.retire(third).unwrap().is_none(), "a repeated id changes nothing");
         assert_eq!(steps.next_retired(), Some("b"));
         assert_eq!(steps.retire(4), Err(Misuse::UnknownStep { step: 4, newest: 3 }));
     }

@@ -111,7 +111,7 @@ impl Tree {
     }
 
     /// Walks down from `at`, a node on the key's path, calling `visit` with each node whose whole run matches.
-    pub(crate) fn walk(&self, at: u32, tokens: &[u32], mut visit: impl FnMut(u32, &Node)) -> Reach {
+    pub(crate) fn walk<'a>(&'a self, at: u32, tokens: &[u32], mut visit: impl FnMut(u32, &'a Node)) -> Reach {
         let mut reach = Reach { node: at, matched: self.node(at).end };
         while let Some((child, common)) = self.step(reach.node, &tokens[reach.matched..]) {
             reach.matched += common;

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 
-use naive::{Found, Fresh, Naive, Outcome};
+use naive::{Found, Fresh, Naive, Outcome, Reserved};
 use ops::{Depth, Op};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngSeed, TestRunner};
@@ -86,25 +86,24 @@ impl Both {
         self.next
     }
 
-    /// Applies `op` to both caches; does nothing when it names something and there is none.
-    fn apply(&mut self, op: &Op) {
-        let done = match op {
-            Op::Start { tenant, tokens, options } => {
-                self.start(&namespace(*tenant), tokens, *options);
-                Some(())
+    /// Applies `op` to both caches. `None` when it names something and there is none: its numbers were drawn before it
+    /// was known what lives.
+    fn apply(&mut self, op: &Op) -> Option<()> {
+        match op {
+            Op::Start { tenant, tokens, options } => self.start(&namespace(*tenant), tokens, *options),
+            Op::Serve { tenant, tokens, ends } => return self.serve(&namespace(*tenant), tokens, *ends),
+            Op::Reserve { sequence, depth, source } => return self.reserve(*sequence, *depth, *source),
+            Op::ReserveLeased { lease, more, depth } => return self.reserve_leased(*lease, more, *depth),
+            Op::Commit(n) => return self.commit(*n),
+            Op::DropPending(n) => return self.drop_pending(*n),
+            Op::Loaded(_) | Op::Grow(..) | Op::Append(..) | Op::Shrink(_) | Op::TakeSlot(_) => {
+                return self.apply_running(op);
             }
-            Op::Serve { tenant, tokens, ends } => self.serve(&namespace(*tenant), tokens, *ends),
-            Op::Reserve { sequence, depth, source } => self.reserve(*sequence, *depth, *source),
-            Op::ReserveLeased { lease, more, depth } => self.reserve_leased(*lease, more, *depth),
-            Op::Commit(n) => self.commit(*n),
-            Op::DropPending(n) => self.drop_pending(*n),
-            Op::Loaded(_) | Op::Grow(..) | Op::Append(..) | Op::Shrink(_) | Op::TakeSlot(_) => self.apply_running(op),
-            Op::Finish(_) | Op::DropSequences { .. } | Op::Release(_) | Op::DropLease(_) => self.apply_end(op),
-            Op::Lookup { .. } | Op::Lease(_) | Op::LeaseLoaded(_) => self.apply_read(op),
-            _ => self.apply_whole(op),
-        };
-        // An operation on nothing is allowed: the numbers in it were drawn before it was known what lives.
-        done.unwrap_or_default();
+            Op::Finish(_) | Op::DropSequences { .. } | Op::Release(_) | Op::DropLease(_) => return self.apply_end(op),
+            Op::Lookup { .. } | Op::Lease(_) | Op::LeaseLoaded(_) => return self.apply_read(op),
+            _ => return self.apply_whole(op),
+        }
+        Some(())
     }
 
     fn apply_running(&mut self, op: &Op) -> Option<()> {
@@ -330,39 +329,46 @@ impl Both {
     /// Commits or publishes, as the owner and the pools demand; drops what cannot be published any more.
     fn commit(&mut self, n: usize) -> Option<()> {
         let n = pick(&self.pending, n)?;
-        let reserved = self.naive.reserved[&self.pending[n].id].clone();
-        let depth = self.naive.holders.get(&reserved.owner).map(naive::Holder::depth);
-        let wanted = reserved.tokens.len().saturating_sub(depth.unwrap_or(0)) / self.config.page_size as usize;
-        let Some(pages) = self.engine_pages(wanted) else { return self.drop_pending(n) };
-        let lease = self.leases.iter().find(|(id, _)| *id == reserved.owner);
-        let sequence = self.sequences.iter().find(|(id, _)| *id == reserved.owner);
-        let (published, given) = match (sequence, lease) {
-            (Some((_, sequence)), _) if !self.config.kv.external || !self.naive.has_kv() => {
-                let pending = self.pending.swap_remove(n);
-                let outcome = self.real.commit(sequence, pending.pending).unwrap();
-                self.committed(pending.id, None, outcome, Vec::new());
-                return Some(());
+        let Reserved { owner, tokens, .. } = self.naive.reserved[&self.pending[n].id].clone();
+        let Some(holder) = self.naive.holders.get(&owner) else { return self.drop_pending(n) };
+        let missing = tokens.len().saturating_sub(holder.depth()) / self.config.page_size as usize;
+        let Some(pages) = self.engine_pages(missing) else { return self.drop_pending(n) };
+        let external = self.naive.has_kv() && !self.naive.allocates_kv();
+        if let Some(at) = self.sequences.iter().position(|(id, _)| *id == owner) {
+            let Waiting { id, pending } = self.pending.swap_remove(n);
+            let sequence = &self.sequences[at].1;
+            if external {
+                let published = self.real.commit_pages(sequence, &pages, pending).unwrap();
+                self.published(id, &pages, published);
+            } else {
+                let outcome = self.real.commit(sequence, pending).unwrap();
+                self.committed(id, None, outcome, &[]);
             }
-            (Some((_, sequence)), _) => {
-                let pending = self.pending.swap_remove(n);
-                (self.real.commit_pages(sequence, &pages, pending.pending).unwrap(), pending.id)
-            }
-            (None, Some((owner, lease))) if !self.naive.allocates_kv() => {
-                let pending = self.pending.swap_remove(n);
-                if let Err(misuse) = self.naive.check_prefix(*owner, &reserved.tokens) {
-                    let refused = self.real.publish(lease, &reserved.tokens, &pages, pending.pending);
-                    assert_eq!(refused.unwrap_err(), misuse);
-                    self.naive.drop_reserved(pending.id);
-                    return Some(());
-                }
-                (self.real.publish(lease, &reserved.tokens, &pages, pending.pending).unwrap(), pending.id)
-            }
-            _ => return self.drop_pending(n),
-        };
-        let Published { outcome, canonical, duplicates } = published;
-        assert_eq!(canonical.len(), pages.len());
-        self.committed(given, Some(&pages), outcome, duplicates);
+        } else if self.naive.allocates_kv() {
+            self.drop_pending(n)?;
+        } else {
+            self.publish(n, owner, &tokens, &pages);
+        }
         Some(())
+    }
+
+    fn publish(&mut self, n: usize, owner: u64, tokens: &[u32], pages: &[u32]) {
+        let Waiting { id, pending } = self.pending.swap_remove(n);
+        let lease = self.leases.iter().find(|(id, _)| *id == owner).map(|(_, lease)| lease);
+        let published = self.real.publish(lease.expect("its holder lives"), tokens, pages, pending);
+        match self.naive.check_prefix(owner, tokens) {
+            Ok(()) => self.published(id, pages, published.expect("the model publishes it")),
+            Err(misuse) => {
+                assert_eq!(published.unwrap_err(), misuse);
+                self.naive.drop_reserved(id);
+            }
+        }
+    }
+
+    fn published(&mut self, id: u64, given: &[u32], published: Published) {
+        let Published { outcome, canonical, duplicates } = published;
+        assert_eq!(canonical.len(), given.len());
+        self.committed(id, Some(given), outcome, &duplicates);
     }
 
     /// Free pages of the engine; none when it has too few, no pages at all when it has no KV of its own.
@@ -374,7 +380,7 @@ impl Both {
         (pages.len() == wanted).then_some(pages)
     }
 
-    fn committed(&mut self, id: u64, given: Option<&[u32]>, outcome: Commit, duplicates: Vec<u32>) {
+    fn committed(&mut self, id: u64, given: Option<&[u32]>, outcome: Commit, duplicates: &[u32]) {
         let serial = match &outcome {
             Commit::Stored(stored) => Some(stored.serial),
             Commit::Skipped(_) => None,

@@ -1,7 +1,9 @@
 //! External pools and the lower layer: the engine allocates, the cache adopts.
 
-use radixstate::{Cache, Commit, Config, Lease, Namespace, PoolConfig, PoolKind, Published, Reservation, Rule, Skip};
-use radixstate::{StartOptions, Started};
+use radixstate::{
+    Begin, Cache, Commit, Config, Lease, Namespace, PoolConfig, PoolKind, Published, Reservation, Rule, Skip,
+    StartOptions, Started,
+};
 
 use crate::*;
 
@@ -118,7 +120,7 @@ fn a_sequence_may_publish_the_engines_pages() {
     assert_eq!(pages(&cache, &sequence), [5, 6, 7, 8]);
     cache.finish(sequence).unwrap();
     let Started { begin, sequence, .. } = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
-    assert_eq!(begin, radixstate::Begin::Load { src: stored(published.outcome).slot, dst: None });
+    assert_eq!(begin, Begin::Load { src: stored(published.outcome).slot, dst: None });
     assert_eq!(cache.view(&sequence).unwrap().slots().count(), 0);
     cache.check(Some(&[1, 2, 3, 4])).unwrap();
 }

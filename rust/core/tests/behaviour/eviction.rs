@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use radixstate::{
-    Cache, Config, Freed, Namespace, OutOfSlots, Policy, PoolConfig, PoolKind, Reason, Reservation, Skip,
+    Cache, Config, Freed, Namespace, OutOfSlots, Policy, PoolConfig, PoolKind, Reason, Reservation, Skip, StartOptions,
+    Started,
 };
-use radixstate::{StartOptions, Started};
 
 use crate::*;
 
@@ -159,7 +159,9 @@ fn a_policy_decides_what_goes_first() {
 fn time_of_a_victim(n: u32) -> Duration {
     let config = Config::linear(1, PoolConfig::external(1), PoolConfig::internal(n));
     let mut cache = Cache::new(config).unwrap();
-    (0..n).for_each(|family| drop(store(&mut cache, &[family, 0])));
+    for family in 0..n {
+        store(&mut cache, &[family, 0]);
+    }
     let _pinned: Vec<Started> =
         (0..n / 10).map(|family| start_with(&mut cache, &[family, 0, 1], StartOptions::default())).collect();
     let batch = |cache: &mut Cache| {

@@ -1,6 +1,6 @@
 //! Every mistake a caller can make is named, and changes nothing.
 
-use radixstate::{Cache, Config, Error, Misuse, Namespace, PoolConfig, StartOptions, Started};
+use radixstate::{Cache, Config, Error, Lease, Misuse, Namespace, PoolConfig, StartOptions, Started};
 
 use crate::*;
 
@@ -111,7 +111,7 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
     assert_sound(&mut other);
 }
 
-fn lease_of(cache: &mut Cache, tokens: &[u32]) -> radixstate::Lease {
+fn lease_of(cache: &mut Cache, tokens: &[u32]) -> Lease {
     let matched = look_up(cache, tokens);
     cache.lease(&matched).unwrap()
 }

@@ -1,7 +1,9 @@
 //! Starting, growing and ending a request.
 
-use radixstate::{Begin, Cache, Config, Error, Freed, Namespace, OutOfSlots, PoolConfig, PoolKind, Reason, Request};
-use radixstate::{Reservation, Shortage, Skip, StartOptions, Started};
+use radixstate::{
+    Begin, Cache, Config, Error, Freed, Namespace, OutOfSlots, PoolConfig, PoolKind, Reason, Request, Reservation,
+    Shortage, Skip, StartOptions, Started,
+};
 
 use crate::*;
 
@@ -313,4 +315,24 @@ fn a_cache_prints_where_its_slots_are() {
     let _sequence = start(&mut cache, &prompt(1, 9));
     let text = format!("{cache:?}");
     assert!(text.contains("sequences: 1") && text.contains("capacity: 12, free: 7, held: 5"), "{text}");
+}
+
+#[test]
+fn a_checkpoint_counts_how_often_its_state_was_encoded() {
+    let mut cache = cache();
+    assert_eq!(store(&mut cache, &prompt(1, 4)).generation, 1);
+    assert_eq!(look_up(&mut cache, &prompt(1, 5)).generation, 1);
+    assert_eq!(store(&mut cache, &prompt(1, 8)).generation, 2, "it continued a state that had been encoded once");
+    assert_eq!(store(&mut cache, &prompt(2, 8)).generation, 1);
+    assert_eq!(look_up(&mut cache, &prompt(3, 5)).generation, 0);
+}
+
+#[test]
+fn bookkeeping_grows_with_use_and_not_with_capacity() {
+    let whole = PoolConfig::internal(u32::MAX);
+    let mut cache = Cache::new(Config { kv: whole, active: whole, checkpoints: whole, ..config() }).unwrap();
+    store(&mut cache, &prompt(1, 8));
+    assert_eq!(cache.usage(PoolKind::Kv).free, u32::MAX as usize - 4);
+    let sequence = start(&mut cache, &prompt(1, 9));
+    assert_eq!(pages(&cache, &sequence), [1, 2, 3, 4, 5]);
 }

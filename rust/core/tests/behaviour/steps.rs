@@ -63,7 +63,7 @@ fn what_a_sequence_gives_back_waits_for_every_step_begun_before() {
     let (first, second) = (cache.begin_step(), cache.begin_step());
     cache.finish(sequence).unwrap();
     let later = cache.begin_step();
-    let waiting = |cache: &mut radixstate::Cache| {
+    let waiting = |cache: &mut Cache| {
         let [kv, active, _] = usage(cache);
         (kv.retiring, kv.pinned, active.retiring)
     };
@@ -75,6 +75,29 @@ fn what_a_sequence_gives_back_waits_for_every_step_begun_before() {
     assert_eq!(waiting(&mut cache), (0, 0, 0), "the last one began afterwards");
     cache.retire_step(first, &[]).unwrap();
     cache.retire_step(later, &[]).unwrap();
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_repeated_retirement_changes_nothing_whatever_it_refuses() {
+    let mut cache = cache();
+    let step = cache.begin_step();
+    let stored = store(&mut cache, &prompt(1, 8));
+    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(step, std::slice::from_ref(&stored)).unwrap();
+    assert_eq!((cached(&mut cache, &prompt(1, 8)), cache.stats().refusals.non_finite), (8, 0));
+    cache.refuse(&stored).unwrap();
+    assert_eq!((cached(&mut cache, &prompt(1, 8)), cache.stats().refusals.non_finite), (0, 1), "what is learnt later");
+}
+
+#[test]
+fn a_discarded_reservation_gives_its_slot_back_and_is_counted() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let before = usage(&mut cache);
+    let bad = pending(reserve(&mut cache, &sequence, 8));
+    assert_eq!(cache.discard(bad).unwrap(), Skip::NonFinite);
+    assert_eq!((usage(&mut cache), cache.stats().refusals.non_finite), (before, 1));
     assert_sound(&mut cache);
 }
 

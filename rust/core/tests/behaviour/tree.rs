@@ -76,7 +76,7 @@ fn a_duplicate_is_decided_before_anything_is_evicted() {
 fn a_lease_moves_only_deeper() {
     let mut cache = cache();
     let sequence = start(&mut cache, &prompt(1, 12));
-    let leased = |cache: &radixstate::Cache| cache.view(&sequence).unwrap().leased();
+    let leased = |cache: &Cache| cache.view(&sequence).unwrap().leased();
     checkpoint(&mut cache, &sequence, 8);
     assert_eq!(leased(&cache), 8);
     let inner = checkpoint(&mut cache, &sequence, 4);

@@ -15,7 +15,9 @@ impl Naive {
         if step == 0 || step > self.newest {
             return Err(Misuse::UnknownStep { step, newest: self.newest });
         }
-        self.outstanding.remove(&step);
+        if !self.outstanding.remove(&step) {
+            return Ok(());
+        }
         refused.iter().for_each(|&serial| self.refuse(serial));
         let written: Vec<u64> = self.writing.iter().filter(|w| w.step == step).map(|w| w.serial).collect();
         self.writing.retain(|writing| writing.step != step);

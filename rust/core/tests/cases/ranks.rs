@@ -1,0 +1,149 @@
+//! Ranks of a group: what they decide is a function of the calls, and the digest tells when it was not.
+
+use radixstate::{Lease, Pending, PoolKind, StartOptions};
+
+use crate::*;
+
+/// A rank in the midst of its work: one request runs and holds a pending checkpoint, one prefix is leased, a step is out.
+struct Rank {
+    cache: Cache,
+    sequence: Sequence,
+    pending: Option<Pending>,
+    lease: Option<Lease>,
+    stored: Stored,
+    step: u64,
+}
+
+fn rank() -> Rank {
+    let mut cache = cache(32, 4, 4);
+    store(&mut cache, &prompt(1, 8));
+    let lease = lease(&mut cache, &prompt(1, 9));
+    let step = cache.begin_step();
+    let sequence = start_with(&mut cache, &prompt(2, 9), chunk(10));
+    let stored = checkpoint(&mut cache, &sequence, 4);
+    let pending = pending(&mut cache, &sequence, 8);
+    Rank { cache, sequence, pending: Some(pending), lease: Some(lease), stored, step }
+}
+
+type Call = fn(&mut Rank);
+
+fn begin(rank: &mut Rank, tokens: &[u32], options: StartOptions) {
+    drop(try_start(&mut rank.cache, tokens, options));
+}
+
+/// Calls that change something, each in another way.
+const CALLS: [(&str, Call); 25] = [
+    ("start", |rank| begin(rank, &prompt(3, 5), StartOptions::default())),
+    ("start, a longer prompt", |rank| begin(rank, &prompt(3, 6), StartOptions::default())),
+    ("start, another prompt", |rank| begin(rank, &prompt(4, 5), StartOptions::default())),
+    ("start, fewer positions", |rank| begin(rank, &prompt(3, 5), chunk(2))),
+    ("start, a hit", |rank| begin(rank, &prompt(1, 9), StartOptions::default())),
+    ("start, no hit", |rank| begin(rank, &prompt(1, 9), StartOptions { no_read: true, ..Default::default() })),
+    ("start, short of pages", |rank| begin(rank, &prompt(3, 60), StartOptions::default())),
+    ("start, never fits", |rank| begin(rank, &prompt(3, 100), StartOptions::default())),
+    ("grow", |rank| rank.cache.grow(&rank.sequence, 1).unwrap()),
+    ("grow by more", |rank| rank.cache.grow(&rank.sequence, 2).unwrap()),
+    ("grow by too much", |rank| assert!(rank.cache.grow(&rank.sequence, 1000).is_err())),
+    ("append", |rank| rank.cache.append(&rank.sequence, &[7]).unwrap()),
+    ("append another", |rank| rank.cache.append(&rank.sequence, &[8]).unwrap()),
+    ("shrink", |rank| rank.cache.shrink(&rank.sequence).unwrap()),
+    ("take_slot", |rank| assert_eq!(rank.cache.take_slot(&rank.sequence), Ok(2))),
+    ("commit", |rank| assert!(rank.cache.commit(&rank.sequence, rank.pending.take().unwrap()).is_ok())),
+    ("drop a pending checkpoint", |rank| rank.pending = None),
+    ("load a lease", |rank| rank.cache.lease_loaded(rank.lease.as_ref().unwrap()).unwrap()),
+    ("release a lease", |rank| rank.cache.release(rank.lease.take().unwrap()).unwrap()),
+    ("evict", |rank| assert_eq!(rank.cache.evict(PoolKind::Kv, 1).kv, 0)),
+    ("begin_step", |rank| assert_eq!(rank.cache.begin_step(), 2)),
+    ("retire_step", |rank| rank.cache.retire_step(rank.step, &[]).unwrap()),
+    ("retire_step, refusing", |rank| rank.cache.retire_step(rank.step, std::slice::from_ref(&rank.stored)).unwrap()),
+    ("refuse", |rank| rank.cache.refuse(&rank.stored).unwrap()),
+    ("reset", |rank| rank.cache.reset()),
+];
+
+/// The digest after `call`, when what it dropped has been settled.
+fn after(call: Call) -> u64 {
+    let mut rank = rank();
+    call(&mut rank);
+    rank.cache.stats();
+    rank.cache.digest()
+}
+
+// NVIDIA/TensorRT-LLM #18272
+#[test]
+fn ranks_that_make_the_same_calls_have_the_same_digest() {
+    for (name, call) in CALLS {
+        assert_eq!(after(call), after(call), "{name}");
+    }
+}
+
+// NVIDIA/TensorRT-LLM #18272
+#[test]
+fn any_one_differing_call_shows() {
+    let mut digests: Vec<(u64, &str)> = CALLS.iter().map(|&(name, call)| (after(call), name)).collect();
+    digests.push((after(|_| ()), "nothing"));
+    digests.sort_unstable();
+    for pair in digests.windows(2) {
+        assert_ne!(pair[0].0, pair[1].0, "{} and {}", pair[0].1, pair[1].1);
+    }
+}
+
+#[test]
+fn a_difference_never_goes_away() {
+    let [mut one, mut two] = [rank(), rank()];
+    assert_eq!(one.cache.digest(), two.cache.digest());
+    one.cache.grow(&one.sequence, 1).unwrap();
+    for rank in [&mut one, &mut two] {
+        rank.cache.shrink(&rank.sequence).unwrap();
+        rank.cache.retire_step(rank.step, &[]).unwrap();
+        rank.cache.reset();
+        (0..50).for_each(|family| store(&mut rank.cache, &prompt(family, 5)));
+    }
+    assert_ne!(one.cache.digest(), two.cache.digest());
+}
+
+#[test]
+fn reading_and_misuse_leave_the_digest_alone() {
+    let mut rank = rank();
+    let before = rank.cache.digest();
+    look_up(&mut rank.cache, &prompt(1, 9));
+    rank.cache.stats();
+    rank.cache.check(None).unwrap();
+    rank.cache.view(&rank.sequence).unwrap().pages();
+    rank.cache.loaded(&rank.sequence).unwrap_err();
+    rank.cache.append(&rank.sequence, &prompt(9, 9)).unwrap_err();
+    rank.cache.retire_step(99, &[]).unwrap_err();
+    assert_eq!(rank.cache.digest(), before);
+}
+
+#[test]
+fn the_order_in_which_handles_are_dropped_on_other_threads_does_not_matter() {
+    let run = |order: [usize; 4]| {
+        let mut cache = cache(32, 4, 4);
+        let mut running: Vec<_> = (0..4).map(|family| Some(start(&mut cache, &prompt(family, 5)))).collect();
+        let dropped = order.map(|n| running[n].take());
+        dropped.into_iter().for_each(|sequence| std::thread::spawn(move || drop(sequence)).join().unwrap());
+        store(&mut cache, &prompt(9, 8));
+        (cache.digest(), slot_of_next(&mut cache))
+    };
+    let first = run([0, 1, 2, 3]);
+    assert!([[3, 2, 1, 0], [2, 0, 3, 1]].into_iter().all(|order| run(order) == first));
+}
+
+fn slot_of_next(cache: &mut Cache) -> u32 {
+    let sequence = start(cache, &prompt(50, 2));
+    slot(cache, &sequence)
+}
+
+/// Ranks hold different layers, so their pools have other bytes; what they plan is the same.
+// NVIDIA/TensorRT-LLM #18272
+#[test]
+fn a_rank_with_other_layers_plans_the_same() {
+    let run = |bytes: u64| {
+        let base = config(8, 2, 2);
+        let pools = radixstate::Config { kv: base.kv.bytes(bytes), checkpoints: base.checkpoints.bytes(bytes), ..base };
+        let mut cache = Cache::new(pools).unwrap();
+        (0..20).for_each(|family| store(&mut cache, &prompt(family % 3, 9)));
+        cache.digest()
+    };
+    assert_eq!(run(0), run(1_000_000));
+}
