@@ -112,3 +112,8 @@ pub use pool::{PoolConfig, PoolKind, Usage};
 pub use prefixes::Freed;
 pub use sequence::{Begin, Commit, Request, Reservation, SequenceView, StartOptions, Started};
 pub use stats::{Bytes, Evictions, Misses, Refusals, Stats};
+
+/// The README's Rust block is a test like those above.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
