@@ -226,19 +226,16 @@ class Outcome:
         return found
 
 
-def round_trip(
-    case: Case, codec: Codec, *, device: str = "cpu", synchronize: Callable[[], None] = lambda: None
-) -> Outcome:
+def round_trip(case: Case, codec: Codec, *, device: str = "cpu") -> Outcome:
     """Stores, then loads what was stored into a second active pool."""
     pools, pairs = Pools(case, device), case.store_pairs
     finite = codec(pools, pools.active, [a for a, _, _ in pools.windows]).store(pairs)
     second = codec(pools, pools.reloaded, [b for _, _, b in pools.windows])
     second.load([(kept, active) for active, kept in pairs])
-    synchronize()
     return Outcome(list(finite), pools)
 
 
-def out_of_range_problems(device: Device, synchronize: Callable[[], None], where: str = "cpu") -> list[str]:
+def out_of_range_problems(device: Device, where: str = "cpu") -> list[str]:
     """What is wrong with slots out of range; empty if they move nothing and say so."""
     case = Case(slots=4, values="usual", conv=((5,),))
     untouched, pools = Pools(case, where), Pools(case, where)
@@ -248,7 +245,6 @@ def out_of_range_problems(device: Device, synchronize: Callable[[], None], where
     slots[:2] = torch.tensor(pairs).T
     slots = slots.to(where)
     codec.enqueue_store(slots)
-    synchronize()
     found = []
     if (status := slots[2].tolist()) != [OUT_OF_RANGE] * 6 + [0]:
         found.append(f"status {status}")

@@ -34,12 +34,12 @@ def pools(slots: int) -> tuple[ActivePool, CheckpointPool]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_device_equals_the_cpu_codec(case: Case) -> None:
     codec = cuda_codec(cuda.CupyDevice(0))
-    mine = round_trip(case, codec, device="cuda", synchronize=torch.cuda.synchronize)
+    mine = round_trip(case, codec, device="cuda")
     assert mine.differences(round_trip(case, cpu_codec)) == []
 
 
 def test_a_slot_out_of_range_moves_nothing_and_says_so() -> None:
-    assert out_of_range_problems(cuda.CupyDevice(0), torch.cuda.synchronize, "cuda") == []
+    assert out_of_range_problems(cuda.CupyDevice(0), "cuda") == []
 
 
 def test_a_store_follows_what_its_stream_wrote_before() -> None:
@@ -118,5 +118,5 @@ def test_a_state_that_is_not_finite_is_not_reused() -> None:
 def test_many_pairs_are_one_launch() -> None:
     case = Case(d_k=64, d_v=64, slots=2000, layers=1, heads=1, values="usual")
     codec = cuda_codec(cuda.CupyDevice(0))
-    mine = round_trip(case, codec, device="cuda", synchronize=torch.cuda.synchronize)
+    mine = round_trip(case, codec, device="cuda")
     assert mine.differences(round_trip(case, cpu_codec)) == []

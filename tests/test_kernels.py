@@ -99,7 +99,7 @@ SANITIZED = [
 def on_cpu(case: Case, **device: object) -> list[str]:
     """Where the kernels and the CPU codec differ."""
     machine = CpuDevice(**device)
-    mine = round_trip(case, cuda_codec(machine), synchronize=machine.synchronize)
+    mine = round_trip(case, cuda_codec(machine))
     return mine.differences(round_trip(case, cpu_codec))
 
 
@@ -160,7 +160,7 @@ def test_quotients_next_to_a_tie_are_rounded_as_by_true_division(dtype: torch.dt
 def test_the_kernels_equal_the_torch_reference(dtype: torch.dtype, layout: str) -> None:
     case = Case(dtype=dtype, layout=layout, d_k=40, d_v=24, values="usual", seed=7)
     machine = CpuDevice()
-    pools = round_trip(case, cuda_codec(machine), synchronize=machine.synchronize).pools
+    pools = round_trip(case, cuda_codec(machine)).pools
     k_axis = -1 if layout == "k_last" else -2
     for layer in range(case.layers):
         for active, kept in case.store_pairs:
@@ -173,7 +173,7 @@ def test_the_kernels_equal_the_torch_reference(dtype: torch.dtype, layout: str) 
 
 def test_a_slot_out_of_range_moves_nothing_and_says_so() -> None:
     machine = CpuDevice()
-    assert out_of_range_problems(machine, machine.synchronize) == []
+    assert out_of_range_problems(machine) == []
 
 
 def test_a_vector_wider_than_the_alignment_is_reported() -> None:

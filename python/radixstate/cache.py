@@ -6,16 +6,17 @@ to bring the three together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from radixstate import _native, budget
 from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
 from radixstate.errors import ConfigError, TensorError
 from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
+from radixstate.verdicts import Unread, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,15 @@ class Published:
     duplicates: list[int]
 
 
-class PrefixCache:
+class _Owner:
+    """Owns slots, and so exists once: a copy would give them back a second time."""
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses `copy` and `pickle`, which both ask this."""
+        raise TypeError(f"cannot copy or pickle a {type(self).__name__}: it owns slots of this process")
+
+
+class PrefixCache(_Owner):
     """A prefix cache for recurrent states, with its tensors.
 
     Attributes:
@@ -71,7 +80,6 @@ class PrefixCache:
         page_size: tokens of a page.
         active: full-precision states of running sequences.
         checkpoints: encoded states of cached prefixes.
-        non_finite: states that were not stored because they held an infinity or a NaN.
     """
 
     def __init__(
@@ -125,8 +133,13 @@ class PrefixCache:
         self.page_size = page_size
         self.active = active or ActivePool(spec, plan.active_slots, device=device)
         self.checkpoints = CheckpointPool(spec, plan.checkpoint_slots, format=format, device=device)
-        self.non_finite = 0
         self._external = external
+        self._unread = Unread(self._native.refuse)
+
+    @property
+    def non_finite(self) -> int:
+        """States not stored, or withdrawn before any reuse, since they held an infinity or a NaN."""
+        return self._unread.non_finite
 
     def legal_depth(self, tokens: int) -> int:
         """The deepest depth, at most `tokens`, at which a state may be cached."""
@@ -141,7 +154,17 @@ class PrefixCache:
             EmptyPromptError: `tokens` is empty.
             TokenRangeError: a token is not in 0..2**32.
         """
+        tokens = self._settled(tokens, namespace, max_length)
         return self._native.lookup(tokens, namespace=namespace, max_length=max_length)
+
+    def _settled(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
+        """Waits for verdicts on stored states if `tokens` would hit one; returns tokens to be read again."""
+        if not self._unread:
+            return tokens
+        tokens = tokens if isinstance(tokens, Sized) else list(tokens)
+        if self._native.lookup(tokens, namespace=namespace, max_length=max_length).length:
+            self._unread.settle()
+        return tokens
 
     def start(
         self,
@@ -170,6 +193,7 @@ class PrefixCache:
             ConfigError: active slots belong to the engine.
         """
         self._require_own_slots()
+        tokens = tokens if no_read else self._settled(tokens, namespace, max_length)
         started = self._native.start(
             tokens,
             reserve=reserve,
@@ -189,6 +213,7 @@ class PrefixCache:
             ConfigError: active slots belong to the engine.
         """
         self._require_own_slots()
+        self._unread.settle()
         outcomes = self._native.start_many(requests)
         sequences = iter(self._begin([it for it in outcomes if isinstance(it, _native.Started)]))
         return [next(sequences) if isinstance(it, _native.Started) else it for it in outcomes]
@@ -219,24 +244,28 @@ class PrefixCache:
             for seq, depth, source in states
         ]
         pairs = [(source, slot.slot) for _, slot, source in reserved if not isinstance(slot, _native.Skipped)]
-        finite = iter(self._encode(pairs))
+        verdicts = iter(self._encode(pairs))
         return [
-            _skipped(slot) if isinstance(slot, _native.Skipped) else self._commit(seq, slot, next(finite))
+            _skipped(slot) if isinstance(slot, _native.Skipped) else self._commit(seq, slot, next(verdicts))
             for seq, slot, _ in reserved
         ]
 
-    def _encode(self, pairs: list[tuple[int, int]]) -> list[bool]:
-        """Stores active slots into checkpoint slots; counts the states that are not finite."""
+    def _encode(self, pairs: list[tuple[int, int]]) -> list[Verdict]:
+        """Stores active slots into checkpoint slots."""
         finite = self.checkpoints.store(self.active, pairs)
-        self.non_finite += finite.count(False)
-        return finite
+        return [Verdict(finite, i) for i in range(len(pairs))]
 
-    def _commit(self, seq: Sequence, pending: _native.PendingHandle, finite: bool) -> Stored | Skipped:
-        """Publishes what was encoded. A state that is not finite is not, and its dropped slot goes back."""
-        if not finite:
+    def _commit(self, seq: Sequence, pending: _native.PendingHandle, verdict: Verdict) -> Stored | Skipped:
+        """Publishes what was encoded. If that is known not to be finite, the dropped slot goes back."""
+        if self._unread.refuses(verdict):
             return Skipped("non_finite")
-        outcome = self._native.commit(seq._handle, pending)
-        return outcome if isinstance(outcome, Stored) else _skipped(outcome)
+        return self._outcome(self._native.commit(seq._handle, pending), verdict)
+
+    def _outcome(self, outcome: Stored | _native.Skipped, verdict: Verdict) -> Stored | Skipped:
+        if isinstance(outcome, _native.Skipped):
+            return _skipped(outcome)
+        self._unread.add(outcome, verdict)
+        return outcome
 
     def lease(self, match: Match) -> Lease:
         """Pins what a lookup found, for an engine with allocators of its own.
@@ -269,7 +298,7 @@ class PrefixCache:
         Raises:
             UnknownStepError: no such step was begun.
         """
-        self._native.retire_step(step, refused)
+        self._native.retire_step(step, [*refused, *self._unread.refused_in(step)])
 
     def refuse(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
@@ -300,8 +329,8 @@ class PrefixCache:
         """One number for every decision so far, to be compared between the ranks of a group.
 
         Equal after the same calls, different once the ranks have diverged; cheap enough for every step. It
-        covers what each call took, reused, stored, evicted, ended or lacked. A sequence that is dropped counts
-        from the cache's next call on: ranks whose garbage collectors drop at other moments should `finish`.
+        covers what each call took, reused, stored, evicted, ended or lacked. A dropped sequence counts from
+        the cache's next call on: ranks whose garbage collectors drop at other moments should `finish`.
         """
         return self._native.digest()
 
@@ -314,7 +343,7 @@ class PrefixCache:
         self._native.check(engine_free)
 
 
-class Sequence:
+class Sequence(_Owner):
     """A running request: its active slot, its pages and its pin on what it reuses.
 
     A context manager: leaving it finishes the request, or aborts it on an exception. Dropping it also gives
@@ -378,10 +407,14 @@ class Sequence:
     def take_slot(self) -> int:
         """One more active slot, for a kernel that writes a state on the way.
 
+        It holds NaN until then, so that a state which nobody wrote is not cached for one that somebody did.
+
         Raises:
             OutOfSlotsError: none is free.
         """
-        return self._cache._native.take_slot(self._handle)
+        slot = self._cache._native.take_slot(self._handle)
+        self._cache.active.poison(slot)
+        return slot
 
     def checkpoint(self, depth: int | None = None, *, source: int | None = None) -> Stored | Skipped:
         """Caches the state that an active slot holds. Optional work: want of room is a result, not an error.
@@ -423,7 +456,7 @@ class Sequence:
             self.abort() if error else self.finish()
 
 
-class Lease:
+class Lease(_Owner):
     """What a lookup found, pinned, for an engine that allocates KV pages and active slots itself.
 
     A context manager; leaving it releases the lease, and so does dropping it.
@@ -473,11 +506,11 @@ class Lease:
         pending = native.reserve(self._handle, tokens)
         if isinstance(pending, _native.Skipped):
             return Published(_skipped(pending), pages, pages)
-        if not self._cache._encode([(source, pending.slot)])[0]:
+        (verdict,) = self._cache._encode([(source, pending.slot)])
+        if self._cache._unread.refuses(verdict):
             return Published(Skipped("non_finite"), pages, pages)
         made = native.publish(self._handle, tokens, pages, pending)
-        outcome = made.outcome if isinstance(made.outcome, Stored) else _skipped(made.outcome)
-        return Published(outcome, made.canonical, made.duplicates)
+        return Published(self._cache._outcome(made.outcome, verdict), made.canonical, made.duplicates)
 
     def release(self) -> None:
         """Ends the lease."""

@@ -354,6 +354,12 @@ class ActivePool(_Pool):
             for layer in rows.layers:
                 layer[slot].zero_()
 
+    def poison(self, slot: int) -> None:
+        """Fills a slot's recurrent state with NaN: a checkpoint of it is refused until a kernel wrote it."""
+        self._known(slot)
+        for layer in self.state_rows.layers:
+            layer[slot].fill_(float("nan"))
+
 
 class CheckpointPool(_Pool):
     """Encoded states of cached prefixes, by slot.

@@ -83,6 +83,42 @@ impl Request {
         Self { tokens: tokens.into_vec(py), namespace: namespace_or_default(namespace), options }
     }
 
+    /// The prompt.
+    #[getter]
+    fn tokens(&self) -> Vec<u32> {
+        self.tokens.clone()
+    }
+
+    /// Where its keys live.
+    #[getter]
+    fn namespace(&self) -> Namespace {
+        Namespace(self.namespace.clone())
+    }
+
+    /// Positions to claim pages for; `None`: the whole prompt.
+    #[getter]
+    fn reserve(&self) -> Option<usize> {
+        self.options.reserve
+    }
+
+    /// Most tokens to reuse.
+    #[getter]
+    fn max_length(&self) -> Option<usize> {
+        self.options.max_length
+    }
+
+    /// Whether to reuse nothing.
+    #[getter]
+    fn no_read(&self) -> bool {
+        self.options.no_read
+    }
+
+    /// Whether to store nothing.
+    #[getter]
+    fn no_store(&self) -> bool {
+        self.options.no_store
+    }
+
     fn __len__(&self) -> usize {
         self.tokens.len()
     }

@@ -9,13 +9,6 @@ const LAYOUTS: [Layout; 2] = [Layout::KLast, Layout::VLast];
 const FORMATS: [Format; 3] = [Format::Native, Format::Bf16, Format::Int8];
 const VALUES: [Values; 4] = [Values::Usual, Values::Finite, Values::Edges, Values::Any];
 
-fn agree(case: &Case, threads: usize) {
-    let oracle = case.run(Backend::Scalar, 1);
-    for backend in Backend::available() {
-        assert!(case.run(backend, threads) == oracle, "{backend:?} with {threads} threads differs in {case:?}");
-    }
-}
-
 fn cases() -> impl Strategy<Value = Case> {
     let sizes = || prop_oneof![Just(1_usize), Just(7), Just(63), Just(64), Just(100), Just(128), 1..200_usize];
     let kind = (
@@ -37,7 +30,7 @@ proptest! {
 
     #[test]
     fn every_backend_equals_the_oracle(case in cases()) {
-        agree(&case, 1);
+        case.agree(1);
     }
 }
 
@@ -50,7 +43,7 @@ fn every_row_length_equals_the_oracle() {
                 let (d_k, d_v) = if layout == Layout::KLast { (n, 3) } else { (3, n) };
                 let shape = Shape { heads: 1, d_k, d_v };
                 let (values, seed) = (Values::Finite, n as u64);
-                agree(&Case { state, layout, format, shape, layers: 1, slots: 2, skew: n % 2, values, seed }, 1);
+                Case { state, layout, format, shape, layers: 1, slots: 2, skew: n % 2, values, seed }.agree(1);
             }
         }
     }

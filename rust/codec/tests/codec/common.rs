@@ -215,4 +215,12 @@ impl Case {
             reloaded_window: reloaded_window.bytes().to_vec(),
         }
     }
+
+    /// Every backend leaves the bytes that the oracle leaves.
+    pub(crate) fn agree(&self, threads: usize) {
+        let oracle = self.run(Backend::Scalar, 1);
+        for backend in Backend::available() {
+            assert!(self.run(backend, threads) == oracle, "{backend:?} with {threads} threads differs in {self:?}");
+        }
+    }
 }

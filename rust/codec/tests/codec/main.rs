@@ -3,4 +3,7 @@
 mod backends;
 mod common;
 mod contract;
+mod corpus;
+mod head;
 mod misuse;
+mod replay;

@@ -127,7 +127,7 @@ fn a_retraction_at_a_page_boundary_publishes_the_state_of_exactly_those_tokens()
     assert_sound(&mut cache);
 }
 
-// ggml-org/llama.cpp #20225, #22384, #24055, #25592; ikawrakow/ik_llama.cpp #1762
+// ggml-org/llama.cpp #20225, #22384, #24055, #25592; ik_llama.cpp #1762
 #[test]
 fn the_deepest_state_at_or_before_the_fork_is_taken_and_none_is_lost() {
     let mut cache = Cache::new(Config { page_size: 5, checkpoint_stride: 10, ..config(64, 2, 8) }).unwrap();

@@ -72,7 +72,7 @@ fn a_batch_that_stores_nothing_leaves_a_session_its_states() {
     assert_eq!(cache.stats().refusals.no_store, 50);
 }
 
-// Blaizzy/mlx-vlm #1901
+// mlx-vlm #1901
 #[test]
 fn a_shallow_hit_does_not_stop_a_deeper_state() {
     let mut cache = cache(64, 1, 8);

@@ -90,7 +90,7 @@ fn a_request_whose_pages_were_replaced_keeps_valid_ones_while_the_pool_churns() 
     assert_sound(&mut cache);
 }
 
-// Rapid-MLX #1075, #1103; unslothai/unsloth #11073; ggml-org/llama.cpp #21690
+// Rapid-MLX #1075, #1103; unsloth #11073; ggml-org/llama.cpp #21690
 #[test]
 fn a_thousand_prefixes_that_nobody_repeats_stay_within_the_bytes_of_the_pools() {
     let base = config(32, 2, 8);
@@ -105,7 +105,7 @@ fn a_thousand_prefixes_that_nobody_repeats_stay_within_the_bytes_of_the_pools() 
     assert_sound(&mut cache);
 }
 
-// ROCm and sglang forks of a context: pie #354; ikawrakow/ik_llama.cpp #1932, #2260
+// pie #354; ik_llama.cpp #1932, #2260
 #[test]
 fn forks_share_pages_and_never_a_running_state() {
     let mut cache = cache(32, 4, 4);

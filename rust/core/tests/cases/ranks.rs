@@ -32,12 +32,13 @@ fn begin(rank: &mut Rank, tokens: &[u32], options: StartOptions) {
 }
 
 /// Calls that change something, each in another way.
-const CALLS: [(&str, Call); 25] = [
+const CALLS: [(&str, Call); 33] = [
     ("start", |rank| begin(rank, &prompt(3, 5), StartOptions::default())),
     ("start, a longer prompt", |rank| begin(rank, &prompt(3, 6), StartOptions::default())),
     ("start, another prompt", |rank| begin(rank, &prompt(4, 5), StartOptions::default())),
     ("start, fewer positions", |rank| begin(rank, &prompt(3, 5), chunk(2))),
     ("start, a hit", |rank| begin(rank, &prompt(1, 9), StartOptions::default())),
+    ("start, a hit that is loaded", |rank| drop(start(&mut rank.cache, &prompt(1, 9)))),
     ("start, no hit", |rank| begin(rank, &prompt(1, 9), StartOptions { no_read: true, ..Default::default() })),
     ("start, short of pages", |rank| begin(rank, &prompt(3, 60), StartOptions::default())),
     ("start, never fits", |rank| begin(rank, &prompt(3, 100), StartOptions::default())),
@@ -48,8 +49,15 @@ const CALLS: [(&str, Call); 25] = [
     ("append another", |rank| rank.cache.append(&rank.sequence, &[8]).unwrap()),
     ("shrink", |rank| rank.cache.shrink(&rank.sequence).unwrap()),
     ("take_slot", |rank| assert_eq!(rank.cache.take_slot(&rank.sequence), Ok(2))),
+    ("reserve", |rank| drop(reserve(&mut rank.cache, &rank.sequence, 8))),
+    ("reserve what is there", |rank| drop(reserve(&mut rank.cache, &rank.sequence, 4))),
     ("commit", |rank| assert!(rank.cache.commit(&rank.sequence, rank.pending.take().unwrap()).is_ok())),
     ("drop a pending checkpoint", |rank| rank.pending = None),
+    ("discard", |rank| assert!(rank.cache.discard(rank.pending.take().unwrap()).is_ok())),
+    ("lease a hit", |rank| drop(lease(&mut rank.cache, &prompt(1, 9)))),
+    ("lease a miss", |rank| drop(lease(&mut rank.cache, &prompt(5, 9)))),
+    ("take_freed", |rank| drop(rank.cache.take_freed(PoolKind::Kv))),
+    ("reset twice", |rank| [(); 2].into_iter().for_each(|()| rank.cache.reset())),
     ("load a lease", |rank| rank.cache.lease_loaded(rank.lease.as_ref().unwrap()).unwrap()),
     ("release a lease", |rank| rank.cache.release(rank.lease.take().unwrap()).unwrap()),
     ("evict", |rank| assert_eq!(rank.cache.evict(PoolKind::Kv, 1).kv, 0)),
@@ -99,6 +107,51 @@ fn a_difference_never_goes_away() {
         (0..50).for_each(|family| store(&mut rank.cache, &prompt(family, 5)));
     }
     assert_ne!(one.cache.digest(), two.cache.digest());
+}
+
+#[test]
+fn finishing_and_dropping_are_the_same_and_keeping_is_not() {
+    let run = |end: fn(&mut Cache, Sequence)| {
+        let mut cache = cache(32, 2, 4);
+        let sequence = start(&mut cache, &prompt(1, 5));
+        end(&mut cache, sequence);
+        store(&mut cache, &prompt(2, 4));
+        cache.digest()
+    };
+    let (finished, dropped) =
+        (run(|cache, sequence| cache.finish(sequence).unwrap()), run(|_, sequence| drop(sequence)));
+    assert_eq!(finished, dropped);
+    assert_ne!(finished, run(|_, sequence| std::mem::forget(sequence)));
+}
+
+#[test]
+fn a_discarded_state_is_not_a_duplicate() {
+    let run = |end: fn(&mut Cache, &Sequence, Pending)| {
+        let mut cache = cache(32, 2, 4);
+        let (one, two) = (start(&mut cache, &prompt(1, 9)), start(&mut cache, &prompt(1, 9)));
+        let late = pending(&mut cache, &two, 8);
+        checkpoint(&mut cache, &one, 8);
+        end(&mut cache, &two, late);
+        cache.digest()
+    };
+    let committed = run(|cache, two, late| assert!(matches!(cache.commit(two, late), Ok(Commit::Skipped(_)))));
+    assert_ne!(committed, run(|cache, _, late| assert!(cache.discard(late).is_ok())));
+}
+
+/// Of tokens the digest sees the number and the last; the others show by what they do.
+#[test]
+fn prompts_that_differ_inside_show_when_they_are_stored() {
+    let run = |tokens: &[u32]| {
+        let mut cache = cache(32, 1, 4);
+        store(&mut cache, &prompt(1, 8));
+        let sequence = start_with(&mut cache, tokens, StartOptions { no_read: true, ..Default::default() });
+        let started = cache.digest();
+        assert_eq!(checkpoint(&mut cache, &sequence, 8).depth, 8);
+        (started, cache.digest())
+    };
+    let (one, two) = (run(&fork(&prompt(1, 6), 1, 3)), run(&fork(&prompt(2, 6), 1, 3)));
+    assert_eq!(one.0, two.0);
+    assert_ne!(one.1, two.1, "of one of them, pages were there already");
 }
 
 #[test]

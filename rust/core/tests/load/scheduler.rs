@@ -69,8 +69,8 @@ pub(crate) struct Scheduler {
     waiting: VecDeque<Waiting>,
     running: Vec<Request>,
     steps: Vec<Step>,
-    /// A request was retracted in the last turn.
-    crowded: bool,
+    /// How many requests may still be retracted in this turn.
+    to_retract: usize,
     pub(crate) seen: Seen,
     /// Calls of the cache that decide something.
     pub(crate) operations: u64,
@@ -94,7 +94,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             steps: Vec::new(),
-            crowded: false,
+            to_retract: 0,
             seen: Seen::default(),
             operations: 0,
         }
@@ -125,6 +125,7 @@ impl Scheduler {
         self.steps.push(Step { id, stored: Vec::new() });
         self.operations += 1;
         self.admit();
+        self.to_retract = 1 + self.running.len() / 32;
         // From the newest on, so that `swap_remove` moves only those that had their turn.
         for n in (0..self.running.len()).rev() {
             match self.random.below(200) {
@@ -144,15 +145,20 @@ impl Scheduler {
             let target = tokens.len() + 1 + self.random.below(LEGAL);
             self.waiting.push_back(Waiting { user, tokens, target });
         }
-        // What was retracted must not take back at once the room that it made.
-        if std::mem::take(&mut self.crowded) {
-            return;
-        }
-        while let Some(waiting) = self.waiting.pop_front() {
+        // Mostly it leaves room for what runs to grow; without that, all would be retracted and started in turn.
+        let rush = self.random.one_in(8);
+        while rush || self.has_headroom() {
+            let Some(waiting) = self.waiting.pop_front() else { return };
             if let Err(waiting) = self.start(waiting) {
                 return self.waiting.push_front(waiting);
             }
         }
+    }
+
+    /// Whether running requests could still get a few pages if another one started.
+    fn has_headroom(&mut self) -> bool {
+        let Usage { free, evictable, .. } = self.cache.usage(PoolKind::Kv);
+        free + evictable > self.running.len()
     }
 
     /// Starts a request, or gives it back when the pools are short.
@@ -287,11 +293,13 @@ impl Scheduler {
         drop(self.running.swap_remove(n));
     }
 
-    /// Makes room for the others; it goes on later from what is cached of it then.
+    /// Makes room for the others, and goes on later from what is cached of it then. What it gives back comes free when
+    /// the steps that are out have retired, so only some are retracted in one turn; the others try again in the next.
     fn retract(&mut self, n: usize) {
+        let Some(left) = self.to_retract.checked_sub(1) else { return };
+        self.to_retract = left;
         self.operations += 1;
         self.seen.retracted += 1;
-        self.crowded = true;
         let Request { user, target, sequence, .. } = self.running.swap_remove(n);
         let tokens = self.cache.view(&sequence).expect("it is ours").tokens().to_vec();
         self.cache.abort(sequence).expect("it is ours");

@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) serial: u64,
     stamp: u64,
     ready: bool,
+    /// How often it was encoded since it was computed.
+    generation: u32,
 }
 
 /// A checkpoint on its way from a step into the tree. Pins the state and its path.
@@ -83,6 +85,8 @@ pub(crate) struct Holder {
     pub(crate) reused: usize,
     loaded: bool,
     no_store: bool,
+    /// Of the state it started from.
+    generation: u32,
 }
 
 impl Holder {
@@ -114,6 +118,7 @@ pub(crate) struct Found {
     pub(crate) kv_length: usize,
     pub(crate) branch: Option<usize>,
     pub(crate) reason: Reason,
+    pub(crate) generation: u32,
     /// The checkpoint meant: its slot and serial.
     pub(crate) state: Option<(u32, u64)>,
     pub(crate) epoch: u64,
@@ -122,7 +127,7 @@ pub(crate) struct Found {
 /// What a commit does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    Stored { depth: usize, step: Option<u64>, replaced: Range<usize> },
+    Stored { depth: usize, step: Option<u64>, generation: u32, replaced: Range<usize> },
     Skipped(Skip),
 }
 

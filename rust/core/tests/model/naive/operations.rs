@@ -29,8 +29,9 @@ impl Naive {
             Reason::NoState
         };
         let helps = useful > length && !self.states.contains_key(&at(useful));
+        let generation = deepest.map_or(0, |(_, state)| state.generation);
         let state = deepest.map(|(_, state)| (state.slot, state.serial));
-        Found { length, kv_length, branch: helps.then_some(useful), reason, state, epoch: self.epoch }
+        Found { length, kv_length, branch: helps.then_some(useful), reason, generation, state, epoch: self.epoch }
     }
 
     /// `fresh` is what the real cache handed out; it counts for nothing when the model finds a shortage.
@@ -44,8 +45,9 @@ impl Naive {
     ) -> Result<Found, Error> {
         let mut found = self.find(namespace, tokens, options.max_length);
         if options.no_read {
-            let nothing = (0, 0, None, Reason::NoPrefix, None);
-            (found.length, found.kv_length, found.branch, found.reason, found.state) = nothing;
+            let epoch = self.epoch;
+            let reason = Reason::NoPrefix;
+            found = Found { length: 0, kv_length: 0, branch: None, reason, generation: 0, state: None, epoch };
         }
         let reserve = options.reserve.unwrap_or(tokens.len());
         self.feasible(reserve.max(tokens.len()))?;
@@ -62,6 +64,7 @@ impl Naive {
             reused: found.length,
             loaded: false,
             no_store: options.no_store,
+            generation: found.generation,
         };
         self.holders.insert(id, holder);
         if let Err(short) = self.claim(id, self.pages_for(claimed) - self.pages_for(found.length), fresh.pages) {
@@ -100,6 +103,7 @@ impl Naive {
             reused: 0,
             loaded: false,
             no_store: false,
+            generation: found.generation,
         };
         self.holders.insert(id, holder);
         self.consume(found);
@@ -250,8 +254,9 @@ impl Naive {
             self.give_back(Holdings { state: Some(slot), ..Holdings::default() });
             Outcome::Skipped(Skip::Duplicate)
         } else {
-            self.store(&prefix, slot, serial.expect("it was stored"));
-            Outcome::Stored { depth: tokens.len(), step: self.outstanding.last().copied(), replaced }
+            let generation = self.holders[&owner].generation + 1;
+            self.store(&prefix, slot, serial.expect("it was stored"), generation);
+            Outcome::Stored { depth: tokens.len(), step: self.outstanding.last().copied(), generation, replaced }
         };
         if tokens.len() > leased {
             self.holder_mut(owner).holdings.path = Some(prefix);
@@ -355,10 +360,10 @@ impl Naive {
         duplicates
     }
 
-    fn store(&mut self, prefix: &Prefix, slot: u32, serial: u64) {
+    fn store(&mut self, prefix: &Prefix, slot: u32, serial: u64, generation: u32) {
         let stamp = self.tick();
         let step = self.outstanding.last().copied();
-        self.states.insert(prefix.clone(), State { slot, serial, stamp, ready: step.is_none() });
+        self.states.insert(prefix.clone(), State { slot, serial, stamp, ready: step.is_none(), generation });
         if let Some(step) = step {
             self.writing.push(Writing { step, path: prefix.clone(), serial });
         }

@@ -1,84 +1,21 @@
-//! Operations as data, and how random ones are made. Few different tokens, so that prefixes collide.
+//! Random operations that proptest makes and, when they fail, makes small.
+//!
+//! A failure prints its seed and the smallest operations that show it. `PROPTEST_RNG_SEED=<seed>` repeats it,
+//! `PROPTEST_CASES=<n>` tries more.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 
 use proptest::prelude::*;
-use radixstate::{Config, PoolConfig, PoolKind, StartOptions};
+use proptest::test_runner::{Config as RunnerConfig, RngSeed, TestRunner};
+use radixstate::{Config, PoolConfig, PoolKind, StartOptions, Stats};
 
-/// One operation; `Serve` is several. A number that names a live thing is taken modulo how many there are.
-#[derive(Debug, Clone)]
-pub(crate) enum Op {
-    Start {
-        tenant: bool,
-        tokens: Vec<u32>,
-        options: StartOptions,
-    },
-    /// Starts, reports loaded, checkpoints the deepest legal depth, and may end: a short request as a whole.
-    Serve {
-        tenant: bool,
-        tokens: Vec<u32>,
-        ends: bool,
-    },
-    Loaded(usize),
-    Grow(usize, usize),
-    Append(usize, Vec<u32>),
-    Shrink(usize),
-    TakeSlot(usize),
-    Reserve {
-        sequence: usize,
-        depth: Depth,
-        source: usize,
-    },
-    ReserveLeased {
-        lease: usize,
-        more: Vec<u32>,
-        depth: Depth,
-    },
-    Commit(usize),
-    DropPending(usize),
-    Finish(usize),
-    DropSequences {
-        first: usize,
-        count: usize,
-    },
-    Lookup {
-        tenant: bool,
-        tokens: Vec<u32>,
-        max_length: Option<usize>,
-    },
-    Lease(usize),
-    LeaseLoaded(usize),
-    Release(usize),
-    DropLease(usize),
-    Evict(PoolKind, usize),
-    TakeFreed,
-    BeginStep,
-    RetireStep {
-        step: u64,
-        refused: Option<usize>,
-    },
-    Refuse(usize),
-    Reset,
-}
-
-/// A depth to checkpoint: the deepest legal one of what is written, or one that may break a rule.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Depth {
-    Deepest,
-    Legal(usize),
-    Any(usize),
-}
-
-impl Depth {
-    pub(crate) fn pick(self, legal: usize, written: usize) -> usize {
-        match self {
-            Self::Deepest => written / legal * legal,
-            Self::Legal(n) => n * legal,
-            Self::Any(depth) => depth,
-        }
-    }
-}
+use crate::both;
+use crate::ops::{Depth, Op};
 
 /// A geometry, and pools small enough to run short.
-pub(crate) fn config() -> impl Strategy<Value = Config> {
+fn config() -> impl Strategy<Value = Config> {
     let kv = prop_oneof![1 => Just(None), 3 => (0..20u32).prop_map(Some)];
     let pools = (kv, any::<bool>(), 1..4u32, any::<bool>(), 1..7u32);
     (1..=4u32, 1..=6u32, pools).prop_map(|(page_size, checkpoint_stride, pools)| {
@@ -138,6 +75,7 @@ fn request() -> impl Strategy<Value = Op> {
             .prop_map(|(sequence, depth, source)| Op::Reserve { sequence, depth, source }),
         14 => n.clone().prop_map(Op::Commit),
         1 => n.clone().prop_map(Op::DropPending),
+        1 => n.clone().prop_map(Op::Discard),
         6 => n.clone().prop_map(Op::Finish),
         1 => (n, 1..4usize).prop_map(|(first, count)| Op::DropSequences { first, count }),
     ]
@@ -164,6 +102,66 @@ fn engine() -> impl Strategy<Value = Op> {
     ]
 }
 
-pub(crate) fn operations() -> impl Strategy<Value = Vec<Op>> {
+fn operations() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(prop_oneof![3 => request(), 1 => engine()], 1..120)
+}
+
+/// What all cases together have met; a rule that no case reaches is a rule that is not tested.
+#[derive(Debug, Default)]
+struct Met {
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl Met {
+    fn add(&mut self, stats: &Stats) {
+        let Stats { misses, refusals, evictions, .. } = stats;
+        let counts = [
+            ("hits", stats.hits),
+            ("no prefix", misses.no_prefix),
+            ("no state", misses.no_state),
+            ("unaligned", misses.unaligned),
+            ("not ready", misses.not_ready),
+            ("stored", stats.stored),
+            ("duplicates", stats.duplicates),
+            ("no room", refusals.no_room),
+            ("no store", refusals.no_store),
+            ("reset refused", refusals.reset),
+            ("not aligned", refusals.not_aligned),
+            ("not finite", refusals.non_finite),
+            ("pages evicted for pages", evictions.for_kv.kv as u64),
+            ("states evicted for states", evictions.for_checkpoint.checkpoints as u64),
+            ("pages evicted for states", evictions.for_checkpoint.kv as u64),
+            ("evicted when asked", evictions.asked.checkpoints as u64),
+            ("evicted by reset", evictions.reset.checkpoints as u64),
+        ];
+        counts.into_iter().for_each(|(what, n)| *self.counts.entry(what).or_default() += n);
+    }
+}
+
+fn seed() -> u64 {
+    match RunnerConfig::default().rng_seed {
+        RngSeed::Fixed(seed) => seed,
+        RngSeed::Random => RandomState::new().hash_one(()),
+    }
+}
+
+#[test]
+fn the_cache_and_the_naive_one_agree_after_every_operation() {
+    let seed = seed();
+    println!("seed {seed}: repeat with PROPTEST_RNG_SEED={seed}");
+    let cases = std::env::var_os("PROPTEST_CASES").map_or(10_000, |_| RunnerConfig::default().cases);
+    let runner =
+        RunnerConfig { cases, rng_seed: RngSeed::Fixed(seed), failure_persistence: None, ..RunnerConfig::default() };
+    let met = RefCell::new(Met::default());
+    let strategy = (config(), operations(), any::<bool>());
+    let result = TestRunner::new(runner).run(&strategy, |(config, ops, by_page)| {
+        let stats = both::run(config, &ops, by_page);
+        met.borrow_mut().add(&stats);
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    let met = met.into_inner().counts;
+    println!("{met:?}");
+    let least = u64::from(cases / 500);
+    assert!(met.values().all(|&n| n >= least), "seed {seed}: some rule was met fewer than {least} times: {met:?}");
 }

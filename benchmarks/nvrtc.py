@@ -1,0 +1,119 @@
+"""Compiles kernel programs with NVRTC, which needs neither a GPU nor a driver, and reads what came of them.
+
+NVRTC comes with torch for CUDA 13, and so does a disassembler, within triton.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from radixstate.programs import Program
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+CUPY_OPTIONS = ("-ftz=true",)
+"""What CuPy appends to the options of a RawModule: the kernels must be right in spite of it."""
+
+SPARE_CONSTANTS = "-diag-suppress=177"
+"""A constant in a header that one of the two kernel files does not use is no fault."""
+
+
+class CompileError(Exception):
+    """The compiler's log."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Registers of a thread, bytes that a thread spills or keeps on a stack, shared bytes of a block."""
+
+    registers: int
+    spills: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled program and the compiler's log."""
+
+    cubin: bytes
+    log: str
+
+    def usage(self, kernel: str) -> Usage:
+        """Resources of a kernel, as ptxas reports them."""
+        found = re.search(rf"Function properties for {kernel}\n(.*\n.*)", self.log)
+        if found is None:
+            raise CompileError(f"no report on {kernel} in: {self.log}")
+
+        def total(what: str) -> int:
+            return sum(int(n) for n in re.findall(rf"(\d+) {what}", found[1]))
+
+        return Usage(
+            total("registers"), total("bytes (?:stack frame|spill stores|spill loads)"), total("bytes smem")
+        )
+
+    def instructions(self) -> dict[str, list[str]]:
+        """The operations of each kernel with their modifiers, such as `LDG.E.EF.128`."""
+        disassembler = _package("triton") / "backends" / "nvidia" / "bin" / "nvdisasm"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            run = subprocess.run([disassembler, "-c", file.name], check=True, capture_output=True, text=True)
+        operation = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+        sections = re.split(r"^\.text\.(\w+):$", run.stdout, flags=re.MULTILINE)
+        return {
+            name: operation.findall(body) for name, body in zip(sections[1::2], sections[2::2], strict=True)
+        }
+
+
+def compile_program(program: Program, architecture: str) -> Binary:
+    """Compiles for one architecture such as `sm_90`, with CuPy's options.
+
+    Raises:
+        CompileError: with the compiler's log.
+    """
+    nvrtc, handle = _library(), ctypes.c_void_p()
+    flags = (*program.options, *CUPY_OPTIONS, f"-arch={architecture}", "--ptxas-options=-v", SPARE_CONSTANTS)
+    given = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+    name = program.file.encode()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(handle), program.source.encode(), name, 0, None, None)
+    try:
+        failed = nvrtc.nvrtcCompileProgram(handle, len(flags), given)
+        log = _output(handle, "ProgramLog").decode().rstrip("\0")
+        if failed:
+            raise CompileError(f"{program} for {architecture}:\n{log}")
+        return Binary(_output(handle, "CUBIN"), log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(handle))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """NVRTC, with its builtins loaded first: it looks for them by name alone."""
+    folder = _package("nvidia") / "cu13" / "lib"
+    builtins, library = (sorted(folder.glob(f"{name}.so.*")) for name in ("libnvrtc-builtins", "libnvrtc"))
+    if not (builtins and library):
+        raise CompileError(f"NVRTC is not in {folder}: install torch for CUDA 13")
+    ctypes.CDLL(str(builtins[0]), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library[0]))
+
+
+def _package(name: str) -> Path:
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise CompileError(f"the package {name} is not installed; torch for CUDA 13 brings it")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _output(handle: ctypes.c_void_p, what: str) -> bytes:
+    nvrtc, size = _library(), ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{what}Size")(handle, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(handle, buffer)
+    return buffer.raw

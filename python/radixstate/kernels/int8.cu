@@ -1,0 +1,1 @@
+../../../kernels/int8.cu

@@ -1,0 +1,63 @@
+"""Fuzzing for schedulers and engines that use the cache. Needs hypothesis, numpy and torch.
+
+`CheckedCache` is a `PrefixCache` that compares every call with a slow reference. Give it to a scheduler in place
+of the real one, and let hypothesis decide what arrives:
+
+    >>> from hypothesis import settings
+    >>> from hypothesis.stateful import RuleBasedStateMachine, rule
+    >>> from radixstate import StateSpec
+    >>> from radixstate.testing import CheckedCache, Figures, prompts
+
+    >>> class Scheduler:
+    ...     '''Serves one request after another with a model whose state is the sum of the tokens.'''
+    ...
+    ...     def __init__(self, cache):
+    ...         self.cache = cache
+    ...
+    ...     def serve(self, prompt):
+    ...         with self.cache.start(prompt) as seq:
+    ...             state = self.cache.active.state(seq.slot)
+    ...             depth = max(seq.reused, self.cache.legal_depth(len(prompt)))
+    ...             state += sum(prompt[seq.reused : depth])
+    ...             seq.checkpoint(depth)
+    ...             state += sum(prompt[depth:])
+    ...             return state[0, 0, 0, 0].item()
+
+    >>> class SchedulerFuzz(RuleBasedStateMachine):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         spec = StateSpec(layers=1, heads=1, d_k=1, d_v=1, dtype="float32", layout="v_last")
+    ...         sizes = {"active_slots": 1, "checkpoint_slots": 2, "kv_pages": 8}
+    ...         cache = CheckedCache(spec, page_size=2, checkpoint_stride=4, format="native", **sizes)
+    ...         self.scheduler = Scheduler(cache)
+    ...
+    ...     @rule(prompt=prompts(longest=16, tokens=(3, 5)))
+    ...     def serve(self, prompt):
+    ...         assert self.scheduler.serve(prompt) == sum(prompt)
+
+    >>> figures = Figures()
+    >>> with settings.get_profile("default")._local() if False else settings_of(10):
+    ...     pass
+"""
+
+from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence
+from radixstate.testing.compare import Disagreement
+from radixstate.testing.figures import Figures
+from radixstate.testing.machines import CacheMachine, EngineMachine, SchedulerMachine
+from radixstate.testing.strategies import NAMESPACES, namespaces, prompts, sizes, specs
+
+__all__ = [
+    "NAMESPACES",
+    "CacheMachine",
+    "CheckedCache",
+    "CheckedLease",
+    "CheckedSequence",
+    "Disagreement",
+    "EngineMachine",
+    "Figures",
+    "SchedulerMachine",
+    "namespaces",
+    "prompts",
+    "sizes",
+    "specs",
+]

@@ -1,0 +1,292 @@
+"""What must hold between two calls: who owns each slot and page, and what every byte of the pools is.
+
+The reference says which prefixes are cached and what is free, but its slots and pages are its own. This module
+follows those of the library, from what its answers name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixstate import Lease, PrefixCache, Sequence
+from radixstate.reference import parts
+from radixstate.reference.cache import ReferenceCache
+from radixstate.testing.compare import Disagreement, agree, words
+from radixstate.testing.memory import Contract, Memory
+
+POOLS: tuple[parts.PoolName, ...] = ("kv", "active", "checkpoint")
+
+
+@dataclass(eq=False)
+class Owner:
+    """A running sequence of the library, of the second rank and of the reference, and what the first owns."""
+
+    plain: Sequence
+    echo: Sequence
+    running: parts.Running
+    slots: list[int]
+    private: list[int] = field(default_factory=list)  # pages past the leased ones
+
+
+@dataclass(eq=False)
+class Pin:
+    """A lease of the library, of the second rank and of the reference."""
+
+    plain: Lease
+    echo: Lease
+    model: parts.Lease
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where the library keeps a state, and its bytes."""
+
+    slot: int
+    row: bytes
+
+
+class Retiring:
+    """Slots and pages given back that a step in flight may still touch: nobody else may have them yet."""
+
+    def __init__(self, reference: ReferenceCache) -> None:
+        """None so far; `reference` knows the steps."""
+        self._reference = reference
+        self._entries: list[tuple[int, parts.PoolName, int]] = []
+
+    def add(self, pool: parts.PoolName, units: Iterable[int]) -> None:
+        """Remembers units that were given back just now."""
+        step = self._reference.newest
+        self._entries += [(step, pool, unit) for unit in units if step > self._reference.watermark]
+
+    def of(self, pool: parts.PoolName) -> set[int]:
+        """Those of a pool that still wait."""
+        self._entries = [entry for entry in self._entries if entry[0] > self._reference.watermark]
+        return {unit for _, kind, unit in self._entries if kind == pool}
+
+
+class Audit:
+    """Compares the library with the reference after every call, and poisons what nobody owns.
+
+    Attributes:
+        active: bytes of the active pool.
+        kept: bytes of the checkpoint pool.
+        owners: running sequences.
+        pins: leases.
+    """
+
+    def __init__(self, cache: PrefixCache, reference: ReferenceCache, rank: PrefixCache) -> None:
+        """Watches `cache`, which is new and empty."""
+        self.active, self.kept = Memory(cache.active), Memory(cache.checkpoints)
+        self.owners: list[Owner] = []
+        self.pins: list[Pin] = []
+        self._cache, self._reference, self._rank = cache, reference, rank
+        self._rank_active = Memory(rank.active)
+        self._contract = Contract(cache.spec, cache.checkpoints.format)
+        self._records: dict[parts.State, Record] = {}
+        self._pages: dict[parts.Prefix, int] = {}  # of internal pools: ids of cached pages
+        self._resident: set[parts.Prefix] = set()
+        self._retiring = Retiring(reference)
+        self._owns_active = not reference.pools["active"].external
+        for slot in self.kept.slots:
+            self.kept.write(slot, self.kept.poison)
+        self._rows = self.kept.read_all()  # what the checkpoint pool should hold
+        self._poison_free_slots()
+
+    # --- around a call ---
+
+    def before(self) -> None:
+        """Notes where the call starts, after looking for writes of the caller where it owns nothing."""
+        for slot in self._free_slots():
+            if self.active.read(slot) != self.active.poison:
+                raise Disagreement(f"active slot {slot} was written while nobody owned it")
+        for slot, row in self._rows.items():
+            if self.kept.read(slot) != row:
+                raise Disagreement(f"checkpoint slot {slot} was written by somebody else than the cache")
+        self._active_before = self.active.read_all()
+        self._usage_before = self._usage()
+        self._digest_before = self._cache.digest()
+
+    def refused(self, *, misuse: bool) -> None:
+        """A refused call has changed nothing; a shortage is part of the digest."""
+        agree("usage after a refused call", self._usage(), self._usage_before)
+        if misuse:
+            agree("digest after a misuse", self._cache.digest(), self._digest_before)
+
+    def after(self, *, touched: Iterable[Owner] = (), written: Iterable[int] = (), encoded: int = 0) -> None:
+        """Compares everything.
+
+        Args:
+            touched: sequences whose pages the call may have changed.
+            written: active slots that it filled.
+            encoded: states that it encoded.
+        """
+        self._cache.check()
+        for pool, usage in zip(POOLS, self._usage(), strict=True):
+            agree(f"usage of the {pool} pool", usage, tuple(self._reference.usage(pool)))
+        agree("digests of two ranks", self._cache.digest(), self._rank.digest())
+        self._compare_residents()
+        self._compare_counts()
+        self._compare_pages(touched)
+        self._compare_slots(set(written))
+        self._compare_rows(encoded)
+        self._poison_free_slots()
+
+    # --- what calls did ---
+
+    def begin(self, owner: Owner) -> None:
+        """A sequence has started: its slot holds the state it reuses, or the empty one."""
+        agree("slots of two ranks", owner.plain.slot, owner.echo.slot)
+        self.owners.append(owner)
+        self.expect_loaded(owner.plain.slot, owner.running.matched.state)
+
+    def end(self, owner: Owner) -> None:
+        """A sequence has ended."""
+        self.owners.remove(owner)
+        self._retiring.add("active", owner.slots)
+        self._retiring.add("kv", owner.private)
+
+    def expect_loaded(self, slot: int, state: parts.State | None) -> None:
+        """An active slot holds a cached state, decoded, or the empty one."""
+        expected = self._contract.decode(self._records[state].row) if state else self._contract.empty
+        if self.active.read(slot) != expected:
+            source = f"the state of {state.prefix}" if state else "the empty state"
+            raise Disagreement(f"active slot {slot} does not hold {source}")
+
+    def encode(self, source: int) -> bytes | None:
+        """The checkpoint that active slot `source` should become; none if it is not finite, or no slot.
+
+        The second rank's model has computed the same state.
+        """
+        if source not in self.active.slots:
+            return None
+        row = self.active.read(source)
+        self._rank_active.write(source, row)
+        return self._contract.encode(row)
+
+    def stored(self, serial: int, slot: int, row: bytes) -> None:
+        """The library keeps the state that the reference knows as `serial` in `slot`."""
+        if slot in self._retiring.of("checkpoint"):
+            raise Disagreement(f"checkpoint slot {slot} was reused while a step that writes it is in flight")
+        (state,) = (state for state in self._reference.states.values() if state.serial == serial)
+        self._records[state] = Record(slot, row)
+
+    def slot_of(self, state: parts.State) -> int:
+        """Where the library keeps a state."""
+        return self._records[state].slot
+
+    # --- comparisons ---
+
+    def _usage(self) -> list[tuple[int, ...]]:
+        usages = [self._cache.usage(pool) for pool in POOLS]
+        return [tuple(getattr(usage, name) for name in parts.Usage._fields) for usage in usages]
+
+    def _compare_residents(self) -> None:
+        """Whatever is or was cached before this call matches as in the reference: one order of eviction."""
+        now = set(self._reference.states)
+        for prefix in self._resident | now:
+            if prefix.life == self._reference.life:
+                tokens, namespace = [*prefix.tokens, 0], prefix.namespace
+                found = self._cache.lookup(tokens, namespace=namespace)  # type: ignore[arg-type]
+                agree(
+                    f"lookup of {prefix}", words(found), words(self._reference.lookup(tokens, namespace=namespace))
+                )
+        self._resident = now
+
+    def _compare_counts(self) -> None:
+        stats, counts = self._cache.stats(), self._reference.counts
+        agree("hits", (stats.hits, stats.hit_tokens), (counts["hit"], counts["hit_tokens"]))
+        for reason, number in stats.misses.as_dict().items():
+            agree(f"misses: {reason}", number, counts[reason])
+
+    def _compare_pages(self, touched: Iterable[Owner]) -> None:
+        """Sequences and leases have the pages of their prefix, and no page has two owners."""
+        if not self._reference.pools["kv"].external:
+            self._pages = {prefix: page for prefix, page in self._pages.items() if prefix in self._reference.pages}
+            for owner in touched:
+                self._follow(owner)
+            cached: list[Any] = list(self._pages.values())
+            _require_disjoint("kv page", cached, self._retiring.of("kv"), *[own.private for own in self.owners])
+        for owner in self.owners:
+            expected = self._pages_of(owner.running.lease.prefix) + owner.private
+            agree("pages of a sequence", owner.plain.pages, expected)
+            model = owner.running
+            agree("length", (owner.plain.length, owner.plain.claimed), (len(model.tokens), model.claimed))
+            agree("tokens", owner.plain.tokens, model.tokens)
+        for pin in self.pins:
+            agree("pages of a lease", pin.plain.pages, self._pages_of(pin.model.prefix))
+            agree("state of a lease", pin.plain.state, pin.model.state and self.slot_of(pin.model.state))
+
+    def _follow(self, owner: Owner) -> None:
+        """Learns which pages of a sequence are cached now, and which it gave back."""
+        found, ends = owner.plain.pages, self._ends(owner.running.lease.prefix)
+        for prefix, page in zip(ends, found, strict=False):
+            known = self._pages.get(prefix)
+            if known is None and page in owner.private:
+                self._pages[prefix] = page
+            elif page != known:
+                raise Disagreement(f"kv page {page} of {prefix} is neither the cached one nor the sequence's own")
+        private = found[len(ends) :]
+        self._retiring.add("kv", {*owner.private} - {*private} - {*self._pages.values()})
+        owner.private = private
+
+    def _ends(self, prefix: parts.Prefix) -> list[parts.Prefix]:
+        """What the pages of a prefix are the ends of; no page in a model without KV."""
+        size = self._reference.page_size
+        has_kv = self._reference.pools["kv"].capacity > 0
+        return [prefix.cut(end) for end in range(size, prefix.depth + 1, size)] if has_kv else []
+
+    def _pages_of(self, prefix: parts.Prefix) -> list[int | None]:
+        pages = self._reference.pages if self._reference.pools["kv"].external else self._pages
+        return [pages[end] for end in self._ends(prefix)]
+
+    def _compare_slots(self, written: set[int]) -> None:
+        """No active slot has two owners, and the call wrote none but `written`."""
+        if self._owns_active:
+            retiring = self._retiring.of("active")
+            _require_disjoint("active slot", retiring, *[owner.slots for owner in self.owners])
+        for slot, row in self._active_before.items():
+            if slot not in written and self.active.read(slot) != row:
+                raise Disagreement(f"active slot {slot} was overwritten by a call that had no business there")
+
+    def _compare_rows(self, encoded: int) -> None:
+        """Every cached state is as it was stored; at most `encoded` other rows were written, then given up."""
+        kept = [*self._reference.states.values(), *self._reference.withdrawn]
+        before, self._records = self._rows, {state: self._records[state] for state in kept}
+        rows = {record.slot: record.row for record in self._records.values()}
+        agree("checkpoint slots with a state of their own", len(rows), len(kept))
+        waiting, scraps = self._retiring.of("checkpoint"), 0
+        self._rows = {}
+        for slot in self.kept.slots:
+            found = self.kept.read(slot)
+            if slot in rows or slot in waiting:
+                if found != rows.get(slot, before[slot]):
+                    raise Disagreement(f"checkpoint slot {slot} does not hold what was stored there")
+            elif found != before[slot]:
+                scraps += 1
+                self._retiring.add("checkpoint", [slot])
+            if slot not in rows and slot not in self._retiring.of("checkpoint"):
+                self.kept.write(slot, self.kept.poison)
+                found = self.kept.poison
+            self._rows[slot] = found
+        if scraps > encoded:
+            raise Disagreement(f"{scraps} free checkpoint slots were written, {encoded} states encoded")
+
+    # --- poison ---
+
+    def _free_slots(self) -> list[int]:
+        """Active slots that nobody owns and no step in flight may touch; an engine's own are its business."""
+        owned = {slot for owner in self.owners for slot in owner.slots} | self._retiring.of("active")
+        return [slot for slot in self.active.slots if slot not in owned] if self._owns_active else []
+
+    def _poison_free_slots(self) -> None:
+        for slot in self._free_slots():
+            self.active.write(slot, self.active.poison)
+
+
+def _require_disjoint(what: str, *owners: Iterable[int]) -> None:
+    units = [unit for each in owners for unit in each]
+    twice = sorted({unit for unit in units if units.count(unit) > 1})
+    if twice:
+        raise Disagreement(f"{what} {twice[0]} has two owners")

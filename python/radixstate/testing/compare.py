@@ -1,0 +1,79 @@
+"""One set of words for what the library and the reference answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from radixstate import Freed, Match, Published, Sequence, Skipped, Stored
+from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
+from radixstate.reference import parts
+
+
+class Disagreement(AssertionError):  # noqa: N818 (named after what happened)
+    """The library did not do what it should have, or its caller touched what it does not own."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A call that raised a shortage or a misuse."""
+
+    error: Exception
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """What a call returned, or its refusal. Anything else it raises is no answer, and passes through."""
+    try:
+        return call()
+    except (OutOfSlotsError, NeverFitsError, MisuseError) as error:
+        return Refused(error)
+    except (parts.Shortage, parts.NeverFits, parts.Misuse) as error:
+        return Refused(error)
+
+
+def agree(what: str, found: object, expected: object) -> None:
+    """Raises Disagreement unless the two are equal."""
+    if found != expected:
+        raise Disagreement(f"{what}: {found!r}, expected {expected!r}")
+
+
+def words(answer: Any) -> Any:
+    """The part of an answer that the library and the reference share: never which slot or page it is."""
+    match answer:
+        case Refused(error):
+            return _refusal(error)
+        case OutOfSlotsError() | NeverFitsError() | MisuseError():
+            return _refusal(answer)
+        case list():
+            return [words(item) for item in answer]
+        case Match() | parts.Match():
+            return "match", answer.length, answer.kv_length, answer.branch, answer.reason
+        case Sequence():
+            return "sequence", words(answer.match)
+        case parts.Running():
+            return "sequence", words(answer.matched)
+        case Stored() | parts.Stored():
+            return "stored", answer.depth, answer.step, answer.replaced
+        case Skipped() | parts.Skipped():
+            return "skipped", answer.reason
+        case Published() | parts.Published():
+            return words(answer.outcome), answer.canonical, answer.duplicates
+        case Freed() | parts.Freed():
+            return "freed", answer.kv, answer.checkpoints
+        case _:
+            return answer
+
+
+def _refusal(error: Exception) -> tuple[object, ...]:
+    match error:
+        case OutOfSlotsError() | parts.Shortage():
+            return "shortage", error.pool, error.wanted, error.free, error.evictable
+        case NeverFitsError() | parts.NeverFits():
+            return "never fits", error.pool, error.wanted, error.capacity
+        case parts.Misuse():
+            return "misuse", error.rule
+        case _:
+            name = type(error).__name__.removesuffix("Error")
+            return "misuse", re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

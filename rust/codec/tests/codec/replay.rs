@@ -1,0 +1,143 @@
+//! The body of the fuzz target `codec`: the contract, the backends and the check of specs, on what bytes mean.
+
+use arbitrary::{Result, Unstructured};
+use radixstate_codec::{Checkpoint, Format, Layout, Plan, Pool, Shape, Spec, StateType, Window};
+
+use crate::common::{Case, Values};
+use crate::head::Head;
+
+const STATES: [StateType; 3] = [StateType::Bf16, StateType::Fp16, StateType::Fp32];
+const LAYOUTS: [Layout; 2] = [Layout::KLast, Layout::VLast];
+const FORMATS: [Format; 3] = [Format::Native, Format::Bf16, Format::Int8];
+const VALUES: [Values; 4] = [Values::Usual, Values::Finite, Values::Edges, Values::Any];
+
+/// What an input was about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Subject {
+    Contract,
+    Backends,
+    SpecAccepted,
+    SpecRefused,
+}
+
+/// Any bytes do: those that are missing count as zero.
+pub(crate) fn replay(bytes: &[u8]) -> Result<Subject> {
+    let mut bytes = Unstructured::new(bytes);
+    match bytes.int_in_range(0..=2_u8)? {
+        0 => {
+            head(&mut bytes)?.check();
+            Ok(Subject::Contract)
+        }
+        1 => {
+            let threads = bytes.int_in_range(1..=3)?;
+            case(&mut bytes)?.agree(threads);
+            Ok(Subject::Backends)
+        }
+        _ => Ok(judge(spec(&mut bytes)?)),
+    }
+}
+
+/// A state whose every bit is given.
+fn head(bytes: &mut Unstructured<'_>) -> Result<Head> {
+    let (state, layout) = (*bytes.choose(&STATES)?, *bytes.choose(&LAYOUTS)?);
+    let (d_k, d_v) = (bytes.int_in_range(1..=40)?, bytes.int_in_range(1..=40)?);
+    let element = |_| match state {
+        StateType::Bf16 | StateType::Fp16 => bytes.arbitrary::<u16>().map(u32::from),
+        StateType::Fp32 => bytes.arbitrary::<u32>(),
+    };
+    let elements = (0..d_k * d_v).map(element).collect::<Result<Vec<u32>>>()?;
+    Ok(Head { state, layout, d_k, d_v, elements })
+}
+
+/// States of any shape and format, with bits from a seed.
+fn case(bytes: &mut Unstructured<'_>) -> Result<Case> {
+    let (state, layout, format) = (*bytes.choose(&STATES)?, *bytes.choose(&LAYOUTS)?, *bytes.choose(&FORMATS)?);
+    let (d_k, d_v) = (bytes.int_in_range(1..=150)?, bytes.int_in_range(1..=150)?);
+    let shape = Shape { heads: bytes.int_in_range(1..=3)?, d_k, d_v };
+    Ok(Case {
+        state,
+        layout,
+        format,
+        shape,
+        layers: bytes.int_in_range(1..=2)?,
+        slots: bytes.int_in_range(2..=4)?,
+        skew: bytes.int_in_range(0..=3)?,
+        values: *bytes.choose(&VALUES)?,
+        seed: bytes.arbitrary()?,
+    })
+}
+
+/// Pools at any addresses with any strides, few and small enough to be written out.
+fn spec(bytes: &mut Unstructured<'_>) -> Result<Spec> {
+    let (state, layout, format) = (*bytes.choose(&STATES)?, *bytes.choose(&LAYOUTS)?, *bytes.choose(&FORMATS)?);
+    let mut small = || bytes.int_in_range(1..=3_usize);
+    let shape = Shape { heads: small()?, d_k: small()?, d_v: small()? };
+    let (layers, active_slots, checkpoint_slots) = (small()?, small()?, small()?);
+    let has_window = bytes.arbitrary()?;
+    let mut pool = |slots| -> Result<Pool> {
+        let address = |_| Ok(4096 + usize::from(bytes.arbitrary::<u16>()? % 4096));
+        let layers = (0..layers).map(address).collect::<Result<_>>()?;
+        let [slot_stride, head_stride, row_stride] = bytes.arbitrary::<[u8; 3]>()?.map(usize::from);
+        Ok(Pool { layers, slots, slot_stride, head_stride, row_stride })
+    };
+    let (active, kept) = (pool(active_slots)?, pool(checkpoint_slots)?);
+    let checkpoint = match format {
+        Format::Native => Checkpoint::Native(kept),
+        Format::Bf16 => Checkpoint::Bf16(kept),
+        Format::Int8 => Checkpoint::Int8 { q: kept, scale: pool(checkpoint_slots)? },
+    };
+    let windows = if has_window {
+        vec![Window { active: pool(active_slots)?, checkpoint: pool(checkpoint_slots)?, bytes: 5 }]
+    } else {
+        Vec::new()
+    };
+    Ok(Spec { state, layout, shape, active, checkpoint, windows })
+}
+
+/// No two elements of an accepted spec share an address, by writing out all of them.
+fn judge(spec: Spec) -> Subject {
+    let mut spans = spans(&spec);
+    let described = format!("{spec:?}");
+    if Plan::new(spec).is_err() {
+        return Subject::SpecRefused;
+    }
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        let [(first, length), (second, _)] = *pair else { unreachable!("windows of two") };
+        assert!(first + length <= second, "{first} + {length} reaches {second} in {described}");
+    }
+    Subject::SpecAccepted
+}
+
+/// Address and length of every row.
+fn spans(spec: &Spec) -> Vec<(usize, usize)> {
+    let Spec { state, layout, shape, .. } = *spec;
+    let (rows, columns) = shape.matrix(layout);
+    let size = state.bytes();
+    let mut spans = rows_of(&spec.active, shape.heads, rows, columns * size);
+    match &spec.checkpoint {
+        Checkpoint::Native(pool) => spans.extend(rows_of(pool, shape.heads, rows, columns * size)),
+        Checkpoint::Bf16(pool) => spans.extend(rows_of(pool, shape.heads, rows, columns * 2)),
+        Checkpoint::Int8 { q, scale } => {
+            spans.extend(rows_of(q, shape.heads, rows, columns));
+            spans.extend(rows_of(scale, shape.heads, 1, shape.d_k * state.scale().bytes()));
+        }
+    }
+    for Window { active, checkpoint, bytes } in &spec.windows {
+        spans.extend([active, checkpoint].into_iter().flat_map(|pool| rows_of(pool, 1, 1, *bytes)));
+    }
+    spans
+}
+
+fn rows_of(pool: &Pool, heads: usize, rows: usize, bytes: usize) -> Vec<(usize, usize)> {
+    let mut spans = Vec::new();
+    for &layer in &pool.layers {
+        for slot in 0..pool.slots {
+            for head in 0..heads {
+                let start = layer + slot * pool.slot_stride + head * pool.head_stride;
+                spans.extend((0..rows).map(|row| (start + row * pool.row_stride, bytes)));
+            }
+        }
+    }
+    spans
+}

@@ -1,0 +1,78 @@
+//! Operations as data.
+
+use radixstate::{PoolKind, StartOptions};
+
+/// One operation; `Serve` is several. A number that names a live thing is taken modulo how many there are.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    Start {
+        tenant: bool,
+        tokens: Vec<u32>,
+        options: StartOptions,
+    },
+    /// Starts, reports loaded, checkpoints the deepest legal depth, and may end: a short request as a whole.
+    Serve {
+        tenant: bool,
+        tokens: Vec<u32>,
+        ends: bool,
+    },
+    Loaded(usize),
+    Grow(usize, usize),
+    Append(usize, Vec<u32>),
+    Shrink(usize),
+    TakeSlot(usize),
+    Reserve {
+        sequence: usize,
+        depth: Depth,
+        source: usize,
+    },
+    ReserveLeased {
+        lease: usize,
+        more: Vec<u32>,
+        depth: Depth,
+    },
+    Commit(usize),
+    DropPending(usize),
+    Discard(usize),
+    Finish(usize),
+    DropSequences {
+        first: usize,
+        count: usize,
+    },
+    Lookup {
+        tenant: bool,
+        tokens: Vec<u32>,
+        max_length: Option<usize>,
+    },
+    Lease(usize),
+    LeaseLoaded(usize),
+    Release(usize),
+    DropLease(usize),
+    Evict(PoolKind, usize),
+    TakeFreed,
+    BeginStep,
+    RetireStep {
+        step: u64,
+        refused: Option<usize>,
+    },
+    Refuse(usize),
+    Reset,
+}
+
+/// A depth to checkpoint: the deepest legal one of what is written, or one that may break a rule.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Depth {
+    Deepest,
+    Legal(usize),
+    Any(usize),
+}
+
+impl Depth {
+    pub(crate) fn pick(self, legal: usize, written: usize) -> usize {
+        match self {
+            Self::Deepest => written / legal * legal,
+            Self::Legal(n) => n * legal,
+            Self::Any(depth) => depth,
+        }
+    }
+}

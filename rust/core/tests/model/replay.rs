@@ -1,0 +1,12 @@
+//! The body of the fuzz target `operations`, and a replay of what it has found worth keeping.
+
+use radixstate::Stats;
+
+use crate::both;
+use crate::decode::decode;
+
+/// Runs the operations that bytes mean; any bytes do.
+pub(crate) fn replay(bytes: &[u8]) -> Option<Stats> {
+    let (config, ops, by_page) = decode(bytes).ok()?;
+    Some(both::run(config, &ops, by_page))
+}

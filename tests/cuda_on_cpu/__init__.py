@@ -1,0 +1,173 @@
+"""The CUDA kernels on a CPU: compiles the unmodified .cu files with g++ and runs them in place of a GPU.
+
+Needs g++ 11 or newer. Libraries are kept in out/cuda_on_cpu, by a hash of all that went into them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from radixstate.programs import SOURCES, Direction, Program
+
+HERE = Path(__file__).parent
+BUILT = HERE.parents[1] / "out" / "cuda_on_cpu"
+FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Werror",
+    "-Wno-unknown-pragmas",  # unroll
+    "-Wno-maybe-uninitialized",  # what a thread without work leaves alone
+)
+SANITIZERS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fsanitize-sections=shared_memory",
+)
+
+
+class Order(IntEnum):
+    """In which order the threads of a block run between two barriers."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    SHUFFLED = 2
+
+
+class LaunchError(Exception):
+    """A kernel that does not compile, or did what no device would do right."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A seeded bug: the one `old` in a kernel file becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+@cache
+def build(program: Program, mutation: Mutation | None = None, *, sanitize: bool = False) -> ctypes.CDLL:
+    """Compiles a program, unless that was done, and loads it."""
+    _machine(sanitize)
+    defines = {
+        "KERNEL_FILE": f'"{program.file}"',
+        "STORE": program.kernel("store"),
+        "LOAD": program.kernel("load"),
+        **dict(program.defines),
+    }
+    flags = [f"-D{name}={value}" for name, value in defines.items()]
+    library = _compile("launch.cpp", _sources(mutation), flags, sanitize)
+    for kernel in (library.store, library.load):
+        kernel.restype = ctypes.c_char_p
+        kernel.argtypes = [ctypes.c_void_p, *(ctypes.c_uint,) * 3, ctypes.c_int, ctypes.c_uint]
+    return library
+
+
+@cache
+def _machine(sanitize: bool) -> ctypes.CDLL:
+    """What runs the threads; loaded first, for the kernels to find."""
+    return _compile("machine.cpp", {}, [], sanitize)
+
+
+def _sources(mutation: Mutation | None) -> dict[str, str]:
+    """The kernel files by name."""
+    sources = {path.name: path.read_text() for path in SOURCES.glob("*.cu*")}
+    if mutation is not None:
+        text = sources[mutation.file]
+        if (n := text.count(mutation.old)) != 1:
+            raise LaunchError(f"{mutation.old!r} must be once in {mutation.file}, it is there {n} times")
+        sources[mutation.file] = text.replace(mutation.old, mutation.new)
+    return sources
+
+
+def _compile(main: str, sources: Mapping[str, str], flags: Sequence[str], sanitize: bool) -> ctypes.CDLL:
+    flags = [*FLAGS, *(SANITIZERS if sanitize else ()), *flags]
+    code = [(HERE / name).read_text() for name in (main, "cuda.h")]
+    folder = BUILT / hashlib.sha256(repr((flags, sources, code)).encode()).hexdigest()[:20]
+    library = folder / "library.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in sources.items():
+            (folder / name).write_text(text)
+        unfinished = folder / f"{os.getpid()}.so"
+        command = ["g++", *flags, f"-I{folder}", f"-I{HERE}", str(HERE / main), "-o", str(unfinished)]
+        compiled = subprocess.run(command, capture_output=True, text=True)
+        if compiled.returncode:
+            raise LaunchError(f"{' '.join(command)}\n{compiled.stderr}")
+        unfinished.rename(library)
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL if main == "machine.cpp" else ctypes.RTLD_LOCAL)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What CuPy would have been given."""
+
+    program: Program
+    direction: Direction
+    grid: tuple[int, int]
+    threads: int
+    arguments: np.ndarray[Any, Any]
+
+
+class CpuDevice:
+    """A `radixstate.cuda.Device` over CPU tensors. What is launched runs at once; its results are read later.
+
+    Attributes:
+        launches: everything launched so far.
+        waits: how often the host waited for a result.
+    """
+
+    def __init__(
+        self, *, order: Order = Order.FORWARD, mutation: Mutation | None = None, sanitize: bool = False
+    ) -> None:
+        self.launches: list[Launch] = []
+        self.waits = 0
+        self._order = order
+        self._mutation = mutation
+        self._sanitize = sanitize
+
+    def put(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(values.copy())
+
+    def prepare(self, program: Program) -> None:
+        build(program, self._mutation, sanitize=self._sanitize)
+
+    def launch(
+        self,
+        program: Program,
+        direction: Direction,
+        grid: tuple[int, int],
+        threads: int,
+        arguments: np.ndarray[Any, Any],
+    ) -> None:
+        self.launches.append(Launch(program, direction, grid, threads, arguments))
+        library = build(program, self._mutation, sanitize=self._sanitize)
+        kernel = library.store if direction == "store" else library.load
+        fault = kernel(arguments.ctypes.data, *grid, threads, self._order, len(self.launches))
+        if fault:
+            raise LaunchError(fault.decode())
+
+    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
+        fetched = values.tolist()
+
+        def wait() -> list[int]:
+            self.waits += 1
+            return fetched
+
+        return wait
