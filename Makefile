@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 NATIVE_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo test test-rust test-python bench lint fuzz coverage docs lock ci clean
+.PHONY: help demo test test-rust test-python bench lint fuzz coverage docs lock ci kernels gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -49,8 +49,9 @@ lint: $(VENV)/.native ## formatting, clippy, ruff, types, stub against binary
 	$(BIN)/mypy python/radixstate
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest radixstate._native
 
-fuzz: $(VENV)/.native ## random operations for FUZZ_SECONDS (default 60) on each side of the binding
-	RADIXSTATE_MODEL_SECONDS=$(FUZZ_SECONDS) cargo test --locked --release -p radixstate --test model -- --nocapture
+fuzz: $(VENV)/.native ## random operations for FUZZ_SECONDS (default 60) on each side of the binding, and a full load
+	RADIXSTATE_MODEL_SECONDS=$(FUZZ_SECONDS) cargo test --locked --release -p radixstate --test model -- --nocapture --test-threads=1 soak proptests
+	RADIXSTATE_LOAD=full cargo test --locked --release -p radixstate --test load -- --nocapture --test-threads=1
 	timeout --preserve-status --signal=INT $$(( $(FUZZ_SECONDS) + 30 )) \
 		env RADIXSTATE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/test_stateful.py --hypothesis-profile=deep
 
@@ -67,6 +68,13 @@ lock: $(VENV)/.packages ## write requirements-dev.txt anew from what is installe
 	touch $(VENV)/.packages
 
 ci: lint test ## what CI runs
+
+kernels: $(VENV)/.native ## registers, spills, shared bytes and access widths of the CUDA kernels, compiled without a GPU
+	$(BIN)/python -m benchmarks.kernels
+
+# With GPU_PYTHON, an interpreter that has a built wheel, this needs no Rust.
+gpu: $(if $(GPU_PYTHON),,$(VENV)/.native) ## GPU tests and the kernel benchmark; says so where there is no GPU
+	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu
 
 clean: ## remove everything that was built
 	rm -rf target out $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

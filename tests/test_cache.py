@@ -158,7 +158,7 @@ def test_a_state_that_is_not_finite_is_not_stored(cache: PrefixCache) -> None:
         cache.active.state(seq.slot)[1, 2, 3, 4] = torch.nan
         assert seq.checkpoint(16) == Skipped("non_finite")
     assert usage(cache) == before, "its slot went back"
-    assert cache.non_finite == 1
+    assert cache.stats().refusals.non_finite == 1
     assert cache.lookup(PROMPT).reason == "no_prefix"
 
 
@@ -336,7 +336,7 @@ def test_an_engine_keeps_its_pages_when_a_state_is_not_finite() -> None:
     cache.active.state(1).fill_(torch.nan)
     with cache.lease(cache.lookup(PROMPT)) as lease:
         made = lease.publish(PROMPT[:8], source=1, pages=[1, 2])
-    assert (made.outcome, made.duplicates) == (Skipped("non_finite"), [1, 2])
+    assert (made.outcome, made.canonical, made.duplicates) == (Skipped("non_finite"), [1, 2], [])
     assert cache.usage("checkpoint").free == 6
     cache.check(engine_free=list(range(1, 17)))
 

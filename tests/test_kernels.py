@@ -21,7 +21,7 @@ TYPES = (BF16, FP16, FP32)
 LAYOUTS = ("k_last", "v_last")
 
 MAIN = [
-    Case(dtype=dtype, layout=layout, d_k=d, d_v=d, layers=1, slots=2, values="finite", seed=d)
+    Case(dtype=dtype, layout=layout, d_k=d, d_v=d, layers=1, slots=2, conv=((8, 8),), values="finite", seed=d)
     for dtype in TYPES
     for layout in LAYOUTS
     for d in (64, 128, 256)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from radixstate import _native, budget
 from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
-from radixstate.errors import ConfigError, TensorError
+from radixstate.errors import CacheError, ConfigError, TensorError
 from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
 from radixstate.verdicts import Unread, Verdict
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from radixstate._native import Request, Started
-    from radixstate.errors import CacheError
 
 PoolName = Literal["kv", "active", "checkpoint"]
 
@@ -55,8 +54,8 @@ class Published:
 
     Attributes:
         outcome: whether the state is cached.
-        canonical: the pages now valid from the lease's old depth to the published one.
-        duplicates: given pages that were not adopted; they stay the engine's.
+        canonical: the pages now valid from the lease's old depth to the published one: install them.
+        duplicates: given pages whose tokens were cached already, in `canonical` replaced: the engine's to free.
     """
 
     outcome: Stored | Skipped
@@ -91,6 +90,7 @@ class PrefixCache(_Owner):
         kv_pages: int = 0,
         page_size: int = 16,
         checkpoint_stride: int = 64,
+        page_bytes: int = 0,
         format: Format = "int8",
         active: ActivePool | None = None,
         device: str | torch.device = "cpu",
@@ -105,6 +105,7 @@ class PrefixCache(_Owner):
             kv_pages: pages of the engine's KV cache, which has ids 1..=kv_pages; 0 for a purely linear model.
             page_size: tokens of a page, and the granularity at which prefixes match.
             checkpoint_stride: tokens between the depths at which the engine can cut off a state.
+            page_bytes: bytes of one KV page in the engine, for `stats().bytes` alone.
             format: of the checkpoints.
             active: an engine's tensors, see `ActivePool.bind`; their device is used.
             device: where the pools are allocated.
@@ -126,6 +127,7 @@ class PrefixCache(_Owner):
             checkpoint_slots=plan.checkpoint_slots,
             kv_external=external,
             active_external=external,
+            kv_page_bytes=page_bytes,
             active_bytes=spec.slot_bytes("native"),
             checkpoint_bytes=spec.slot_bytes(format),
         )
@@ -135,11 +137,6 @@ class PrefixCache(_Owner):
         self.checkpoints = CheckpointPool(spec, plan.checkpoint_slots, format=format, device=device)
         self._external = external
         self._unread = Unread(self._native.refuse)
-
-    @property
-    def non_finite(self) -> int:
-        """States not stored, or withdrawn before any reuse, since they held an infinity or a NaN."""
-        return self._unread.non_finite
 
     def legal_depth(self, tokens: int) -> int:
         """The deepest depth, at most `tokens`, at which a state may be cached."""
@@ -239,10 +236,7 @@ class PrefixCache(_Owner):
 
     def checkpoint_many(self, states: Iterable[tuple[Sequence, int, int]]) -> list[Stored | Skipped]:
         """`Sequence.checkpoint` for (sequence, depth, source slot) each, encoded together."""
-        reserved = [
-            (seq, self._native.reserve_checkpoint(seq._handle, depth, source), source)
-            for seq, depth, source in states
-        ]
+        reserved = self._reserve_all(states)
         pairs = [(source, slot.slot) for _, slot, source in reserved if not isinstance(slot, _native.Skipped)]
         verdicts = iter(self._encode(pairs))
         return [
@@ -250,15 +244,27 @@ class PrefixCache(_Owner):
             for seq, slot, _ in reserved
         ]
 
+    def _reserve_all(
+        self, states: Iterable[tuple[Sequence, int, int]]
+    ) -> list[tuple[Sequence, _native.PendingHandle | _native.Skipped, int]]:
+        reserved = []
+        try:
+            for seq, depth, source in states:
+                reserved.append((seq, self._native.reserve_checkpoint(seq._handle, depth, source), source))
+        except CacheError:
+            reserved.clear()  # else the slots of the earlier ones would be held as long as the error is kept
+            raise
+        return reserved
+
     def _encode(self, pairs: list[tuple[int, int]]) -> list[Verdict]:
         """Stores active slots into checkpoint slots."""
         finite = self.checkpoints.store(self.active, pairs)
         return [Verdict(finite, i) for i in range(len(pairs))]
 
     def _commit(self, seq: Sequence, pending: _native.PendingHandle, verdict: Verdict) -> Stored | Skipped:
-        """Publishes what was encoded. If that is known not to be finite, the dropped slot goes back."""
-        if self._unread.refuses(verdict):
-            return Skipped("non_finite")
+        """Publishes what was encoded. If that is known not to be finite, its slot goes back instead."""
+        if verdict.known and not verdict.is_finite():
+            return _skipped(self._native.discard(pending))
         return self._outcome(self._native.commit(seq._handle, pending), verdict)
 
     def _outcome(self, outcome: Stored | _native.Skipped, verdict: Verdict) -> Stored | Skipped:
@@ -496,6 +502,7 @@ class Lease(_Owner):
             pages: the pages of the tokens past the leased prefix.
 
         Raises:
+            SlotError: `source` is no active slot.
             UnalignedError: the number of tokens is not legal.
             PrefixMismatchError: the tokens do not go on from the leased prefix.
             LengthMismatchError: the pages are not those of the tokens past the leased prefix.
@@ -503,12 +510,13 @@ class Lease(_Owner):
         """
         native = self._cache._native
         pages = list(pages)
+        self._cache.active.require(source)
         pending = native.reserve(self._handle, tokens)
         if isinstance(pending, _native.Skipped):
-            return Published(_skipped(pending), pages, pages)
+            return Published(_skipped(pending), pages, [])
         (verdict,) = self._cache._encode([(source, pending.slot)])
-        if self._cache._unread.refuses(verdict):
-            return Published(Skipped("non_finite"), pages, pages)
+        if verdict.known and not verdict.is_finite():
+            return Published(_skipped(native.discard(pending)), pages, [])
         made = native.publish(self._handle, tokens, pages, pending)
         return Published(self._cache._outcome(made.outcome, verdict), made.canonical, made.duplicates)
 

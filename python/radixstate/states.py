@@ -243,6 +243,12 @@ class Rows:
             )
         return self.whole[:, slot]
 
+    def fill(self, slot: int, value: float) -> None:
+        """Fills one slot of all layers: by one operation where one tensor holds them."""
+        views = [self.whole[:, slot]] if self.whole is not None else [layer[slot] for layer in self.layers]
+        for view in views:
+            view.fill_(value)
+
 
 def _require_tensor(
     name: str, tensor: torch.Tensor, *, like: torch.Tensor, shape: tuple[int, ...], dtype: str
@@ -285,13 +291,14 @@ class _Pool:
 
     def state(self, slot: int) -> torch.Tensor:
         """A view (layers, heads, *matrix) of the recurrent state in a slot, as it is kept here."""
-        return self.state_rows.row(self._known(slot))
+        return self.state_rows.row(self.require(slot))
 
     def conv(self, index: int, slot: int) -> torch.Tensor:
         """A view (layers, *shape) of one convolution window of a slot."""
-        return self.conv_rows[index].row(self._known(slot))
+        return self.conv_rows[index].row(self.require(slot))
 
-    def _known(self, slot: int) -> int:
+    def require(self, slot: int) -> int:
+        """Returns `slot`, or raises SlotError if the pool has no such slot."""
         if not 1 <= slot <= self.slots:
             raise SlotError(f"slot {slot} is not in 1..={self.slots} (row 0 is the padding sink)")
         return slot
@@ -349,16 +356,14 @@ class ActivePool(_Pool):
 
     def clear(self, slot: int) -> None:
         """Zeroes a slot: the state before the first token."""
-        self._known(slot)
+        self.require(slot)
         for rows in (self.state_rows, *self.conv_rows):
-            for layer in rows.layers:
-                layer[slot].zero_()
+            rows.fill(slot, 0)
 
     def poison(self, slot: int) -> None:
         """Fills a slot's recurrent state with NaN: a checkpoint of it is refused until a kernel wrote it."""
-        self._known(slot)
-        for layer in self.state_rows.layers:
-            layer[slot].fill_(float("nan"))
+        self.require(slot)
+        self.state_rows.fill(slot, float("nan"))
 
 
 class CheckpointPool(_Pool):
@@ -399,7 +404,7 @@ class CheckpointPool(_Pool):
         """
         if self.scale_rows is None:
             raise TensorError(f"a pool of format {self.format} has no scales")
-        return self.scale_rows.row(self._known(slot))
+        return self.scale_rows.row(self.require(slot))
 
     def store(self, active: ActivePool, pairs: Pairs) -> Sequence[bool]:
         """Encodes active slots into checkpoint slots, all layers and windows of all pairs at once.

@@ -33,23 +33,13 @@ class Unread:
     """Published checkpoints of which nobody has asked yet whether their state is finite.
 
     With steps in flight they are asked about when their step retires, else when a lookup would hit something.
-
-    Attributes:
-        non_finite: states that turned out not to be.
     """
 
     def __init__(self, refuse: Callable[[Stored], None]) -> None:
         """`refuse` withdraws a checkpoint that belongs to no step."""
-        self.non_finite = 0
         self._refuse = refuse
         self._of_step: dict[int, list[tuple[Stored, Verdict]]] = {}
         self._without_step: deque[tuple[Stored, Verdict]] = deque()
-
-    def refuses(self, verdict: Verdict) -> bool:
-        """Whether a state is known not to be finite, so that it need not be published at all."""
-        refused = verdict.known and not verdict.is_finite()
-        self.non_finite += refused
-        return refused
 
     def add(self, stored: Stored, verdict: Verdict) -> None:
         """Remembers to ask about a published checkpoint, unless its verdict is known."""
@@ -74,12 +64,9 @@ class Unread:
     def refused_in(self, step: int) -> list[Stored]:
         """Waits for the checkpoints that a step wrote; those that are not finite."""
         written = self._of_step.pop(step, [])
-        refused = [stored for stored, verdict in written if not verdict.is_finite()]
-        self.non_finite += len(refused)
-        return refused
+        return [stored for stored, verdict in written if not verdict.is_finite()]
 
     def _settle_oldest(self) -> None:
         stored, verdict = self._without_step.popleft()
         if not verdict.is_finite():
-            self.non_finite += 1
             self._refuse(stored)

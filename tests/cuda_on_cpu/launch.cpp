@@ -7,7 +7,8 @@ extern "C" unsigned char __start_shared_memory[] __attribute__((weak, visibility
 extern "C" unsigned char __stop_shared_memory[] __attribute__((weak, visibility("hidden")));
 
 static const char* launch(
-    void (*kernel)(const void*), const void* arguments, unsigned x, unsigned y, unsigned threads, int order, unsigned seed) {
+    void (*kernel)(const void*), const void* arguments, unsigned x, unsigned y, unsigned threads, int order,
+    unsigned seed) {
     const size_t shared = __stop_shared_memory - __start_shared_memory;
     return cpu::run({kernel, arguments, __start_shared_memory, shared}, x, y, threads, order, seed);
 }
