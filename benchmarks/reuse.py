@@ -38,8 +38,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from radixstate import PrefixCache, StateSpec
+from radixstate import PrefixCache, StateSpec, budget
 from radixstate.integrations.transformers import PrefixServer, Result, state_spec
+from radixstate.states import Format
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -199,9 +200,9 @@ def _multiples(slots: int, factors: Sequence[float]) -> tuple[int, ...]:
     return tuple(int(slots * factor) for factor in factors)
 
 
-def _int8_slots(spec: StateSpec, fmt: str, slots: int) -> int:
-    """The int8 slots that the bytes of a pool of ``slots`` slots buy; row 0 of either pool is not a slot."""
-    return (slots + 1) * spec.slot_bytes(fmt) // spec.slot_bytes("int8") - 1
+def _int8_slots(spec: StateSpec, fmt: Format, slots: int) -> int:
+    """The int8 slots that the bytes of a pool of ``slots`` slots buy."""
+    return budget.slots_that_fit(spec, (slots + 1) * spec.slot_bytes(fmt))
 
 
 def _contestant(

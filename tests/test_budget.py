@@ -47,6 +47,33 @@ def test_pages_take_what_the_total_leaves() -> None:
     assert budget.plan(SPEC, active_slots=2, page_bytes=1000).kv_pages == 0
 
 
+@pytest.mark.parametrize("kv", [{}, {"kv_pages": 5, "page_bytes": 1000}])
+def test_bytes_alone_decide_the_slots_of_each_pool(kv: dict[str, int]) -> None:
+    for total in range(60_000, 90_000, 1_111):
+        plan = budget.plan(SPEC, total_bytes=total, **kv)
+        assert plan.checkpoint_slots >= 2 * plan.active_slots
+        assert plan.total_bytes <= total < plan.total_bytes + SPEC.slot_bytes("int8"), "not one more fits"
+        more = budget.plan(SPEC, active_slots=plan.active_slots + 1, **kv)
+        assert more.total_bytes > total, "twice as many checkpoints would not fit with one more"
+
+
+def test_checkpoints_take_what_a_total_leaves_for_states() -> None:
+    plan = budget.plan(SPEC, active_slots=2, total_bytes=100_000)
+    assert plan.total_bytes <= 100_000 < plan.total_bytes + SPEC.slot_bytes("int8")
+    left = 100_000 - plan.active_bytes
+    assert plan.checkpoint_slots == budget.slots_that_fit(SPEC, left) > 4
+
+
+def test_a_plan_that_nothing_decides_is_refused() -> None:
+    for given in (
+        {},
+        {"total_bytes": 10**6, "page_bytes": 100},
+        {"total_bytes": 10**6, "checkpoint_slots": 4},
+    ):
+        with pytest.raises(ConfigError, match="give active_slots, or total_bytes"):
+            budget.plan(SPEC, **given)
+
+
 def test_a_total_that_is_too_small_says_what_to_lower() -> None:
     needed = budget.plan(SPEC, active_slots=2, checkpoint_slots=100).total_bytes
     with pytest.raises(BudgetError, match=f"need {needed} bytes.*1 too many, lower checkpoint_slots first"):

@@ -19,12 +19,15 @@ from radixstate import (
     Stored,
 )
 from radixstate.errors import (
+    AlreadyLoadedError,
     BudgetError,
     ConfigError,
     EmptyPromptError,
+    LengthMismatchError,
     OutOfSlotsError,
     StaleError,
     TensorError,
+    UnalignedError,
 )
 from radixstate.reference.codec import decode, encode
 
@@ -339,6 +342,38 @@ def test_an_engine_keeps_its_pages_when_a_state_is_not_finite() -> None:
     assert (made.outcome, made.canonical, made.duplicates) == (Skipped("non_finite"), [1, 2], [])
     assert cache.usage("checkpoint").free == 6
     cache.check(engine_free=list(range(1, 17)))
+
+
+def test_a_lease_loads_its_state_once() -> None:
+    cache = make(external=True)
+    cache.active.state(1).fill_(3)
+    cache.lease(cache.lookup(PROMPT)).publish(PROMPT[:8], source=1, pages=[1, 2])
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        lease.load(2)
+        with pytest.raises(AlreadyLoadedError, match="state at depth 8 was loaded before"):
+            lease.load(2)
+    assert cache.active.state(2).eq(3).all(), "and does not clear the slot instead"
+
+
+def test_what_may_not_be_published_evicts_nothing() -> None:
+    cache = make(external=True)
+    for n in range(6):
+        tokens = [n * 100 + i for i in range(8)]
+        cache.lease(cache.lookup(tokens)).publish(tokens, source=1, pages=[2 * n + 1, 2 * n + 2])
+    before = cache.usage("checkpoint"), cache.stats().stored
+    assert before[0].free == 0
+    with cache.lease(cache.lookup(PROMPT)) as lease, pytest.raises(LengthMismatchError):
+        lease.publish(PROMPT[:8], source=1, pages=[13])
+    assert (cache.usage("checkpoint"), cache.stats().stored) == before
+
+
+def test_a_batch_with_one_bad_checkpoint_evicts_nothing() -> None:
+    cache = make(checkpoint_slots=1)
+    cached(cache, PROMPT, depth=8)
+    with cache.start([5, *PROMPT]) as seq:
+        with pytest.raises(UnalignedError):
+            cache.checkpoint_many([(seq, 8, seq.slot), (seq, 9, seq.slot)])
+        assert cache.lookup(PROMPT).length == 8
 
 
 def test_a_lease_of_a_miss_loads_the_empty_state() -> None:

@@ -339,7 +339,11 @@ def test_one_number_that_is_not_finite_keeps_its_state_out_and_is_counted(bad: f
         advance(cache, seq, PROMPT[:16])
         cache.active.state(seq.slot)[1, 1, 3, 5] = bad
         assert seq.checkpoint(16) == Skipped("non_finite")
-    assert (cache.stats().refusals.non_finite, cache.lookup(PROMPT).kv_length, cache.usage("checkpoint").free) == (1, 0, 4)
+    assert (
+        cache.stats().refusals.non_finite,
+        cache.lookup(PROMPT).kv_length,
+        cache.usage("checkpoint").free,
+    ) == (1, 0, 4)
 
 
 # flashinfer-ai/flashinfer #3230; sgl-project/sglang #31934; FlagGems #6083

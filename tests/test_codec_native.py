@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from radixstate._native import CodecPlan
-from radixstate.errors import ConfigError, SlotError, TensorError
+from radixstate.errors import ConfigError, MisuseError, SlotError, TensorError
 
 LAYERS, ACTIVE_SLOTS, CHECKPOINT_SLOTS = 3, 4, 5
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -363,9 +363,12 @@ def test_pairs_are_tuples_of_two_integers(pairs):
         pools("bf16", "k_last", "int8").plan().store(pairs)
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_at_least_one_thread(threads):
-    with pytest.raises((ValueError, OverflowError)):
+@pytest.mark.parametrize(
+    ("threads", "message"),
+    [(0, "threads must be at least 1, got 0"), (-1, r"threads -1 is outside 0\.\.2\*\*64 - 1")],
+)
+def test_at_least_one_thread(threads, message):
+    with pytest.raises(MisuseError, match=message):
         pools("bf16", "k_last", "int8").plan().store([(1, 1)], threads)
 
 

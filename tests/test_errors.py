@@ -243,24 +243,27 @@ def test_loading_a_lease_into_no_slot(cache: PrefixCache, slot: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "use",
+    ("use", "error", "name"),
     [
-        lambda cache, seq: cache.evict("kv", -1),
-        lambda cache, seq: cache.retire_step(-1),
-        lambda cache, seq: cache.start(PROMPT, reserve=-1),
-        lambda cache, seq: cache.lookup(PROMPT, max_length=-1),
-        lambda cache, seq: seq.grow(-1),
-        lambda cache, seq: seq.checkpoint(-8),
-        lambda cache, seq: seq.checkpoint(8, source=-1),
+        (lambda cache, seq: cache.legal_depth(-1), errors.MisuseError, "tokens"),
+        (lambda cache, seq: cache.evict("kv", -1), errors.MisuseError, "n"),
+        (lambda cache, seq: cache.retire_step(-1), errors.UnknownStepError, "step"),
+        (lambda cache, seq: cache.start(PROMPT, reserve=-1), errors.MisuseError, "reserve"),
+        (lambda cache, seq: cache.lookup(PROMPT, max_length=-1), errors.MisuseError, "max_length"),
+        (lambda cache, seq: seq.grow(-1), errors.MisuseError, "n"),
+        (lambda cache, seq: seq.checkpoint(-1), errors.MisuseError, "depth"),
+        (lambda cache, seq: seq.checkpoint(8, source=-1), errors.NotYourSlotError, "source"),
     ],
 )
 def test_a_negative_number(
-    cache: PrefixCache, seq: Sequence, use: Callable[[PrefixCache, Sequence], Any]
+    cache: PrefixCache,
+    seq: Sequence,
+    use: Callable[[PrefixCache, Sequence], Any],
+    error: type[Exception],
+    name: str,
 ) -> None:
-    before = everything(cache)
-    with pytest.raises(OverflowError):
+    with refused(cache, error, rf"^{name} -1 is outside 0\.\."):
         use(cache, seq)
-    assert everything(cache) == before
 
 
 def test_an_unknown_pool(cache: PrefixCache) -> None:
@@ -272,6 +275,10 @@ def test_an_unknown_pool(cache: PrefixCache) -> None:
     ("change", "message"),
     [
         ({"page_size": 0}, "page size 0"),
+        ({"page_size": 2**32}, r"page_size 4294967296 is outside 0\.\.2\*\*32 - 1"),
+        ({"checkpoint_stride": -1}, r"checkpoint_stride -1 is outside 0\.\.2\*\*32 - 1"),
+        ({"kv_pages": -1}, r"kv_pages -1 is outside 0\.\.2\*\*32 - 1"),
+        ({"page_bytes": -1}, r"kv_page_bytes -1 is outside 0\.\.2\*\*64 - 1"),
         ({"checkpoint_stride": 0}, "checkpoint stride 0"),
         ({"checkpoint_slots": 0}, "checkpoint_slots must be at least 1, got 0"),
         ({"active_slots": 0}, "active_slots must be at least 1, got 0"),

@@ -848,10 +848,72 @@ def test_an_array_is_free_to_grow_after_the_call() -> None:
     assert cache.lookup(tokens).length == DEPTH
 
 
-@pytest.mark.parametrize("number", [-1, 2**64])
-def test_counts_are_not_negative_and_fit_64_bits(number: int) -> None:
+def numbers(cache: Cache) -> dict[str, Callable[[Any], object]]:
+    """Every argument that is an integer of 64 bits, by name and where it is given."""
+    sequence = cache.start(PROMPT).sequence
+    return {
+        "tokens of legal_depth": cache.legal_depth,
+        "n of evict": lambda number: cache.evict("kv", number),
+        "n of grow": lambda number: cache.grow(sequence, number),
+        "depth of reserve_checkpoint": lambda number: cache.reserve_checkpoint(sequence, number, 1),
+        "step of retire_step": cache.retire_step,
+        "max_length of lookup": lambda number: cache.lookup(PROMPT, max_length=number),
+        "reserve of start": lambda number: cache.start(PROMPT, reserve=number),
+        "max_length of start": lambda number: cache.start(PROMPT, max_length=number),
+        "reserve of Request": lambda number: Request(PROMPT, reserve=number),
+        "max_length of Request": lambda number: Request(PROMPT, max_length=number),
+        "adapter of Namespace": Namespace,
+        "epoch of Namespace": lambda number: Namespace(epoch=number),
+        "kv_page_bytes of Cache": lambda number: make(kv_page_bytes=number),
+        "active_bytes of Cache": lambda number: make(active_bytes=number),
+        "checkpoint_bytes of Cache": lambda number: make(checkpoint_bytes=number),
+    }
+
+
+NUMBERS = sorted(numbers(make()))
+
+
+@pytest.mark.parametrize("argument", NUMBERS)
+@pytest.mark.parametrize("number", [-1, 2**64, np.int32(-7)])
+def test_a_number_that_does_not_fit_is_misuse_with_its_name(argument: str, number: Any) -> None:
+    name = argument.split()[0]
+    with pytest.raises(_native.MisuseError) as refused:
+        numbers(make())[argument](number)
+    assert str(refused.value) == f"{name} {number} is outside 0..2**64 - 1"
+
+
+@pytest.mark.parametrize("argument", NUMBERS)
+@pytest.mark.parametrize("number", [1.0, "1", []])
+def test_a_number_is_an_integer(argument: str, number: Any) -> None:
+    with pytest.raises(TypeError, match=f"'{argument.split()[0]}'"):
+        numbers(make())[argument](number)
+
+
+@pytest.mark.parametrize(
+    "size", ["page_size", "checkpoint_stride", "kv_pages", "active_slots", "checkpoint_slots"]
+)
+@pytest.mark.parametrize("number", [-1, 2**32])
+def test_a_size_that_does_not_fit_is_a_configuration_that_cannot_work(size: str, number: int) -> None:
+    with pytest.raises(_native.ConfigError) as refused:
+        make(**{size: number})
+    assert str(refused.value) == f"{size} {number} is outside 0..2**32 - 1"
+
+
+def test_a_source_that_does_not_fit_is_not_a_slot_of_the_sequence() -> None:
     cache = make()
-    with pytest.raises(OverflowError):
-        cache.evict("kv", number)
-    with pytest.raises(OverflowError):
-        cache.start(PROMPT, reserve=number)
+    sequence = cache.start(PROMPT).sequence
+    with pytest.raises(_native.NotYourSlotError, match=r"^source -1 is outside 0\.\.2\*\*32 - 1$"):
+        cache.reserve_checkpoint(sequence, DEPTH, -1)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert make().legal_depth(np.uint8(DEPTH)) == DEPTH
+
+
+def test_a_number_that_python_does_not_print() -> None:
+    with pytest.raises(_native.MisuseError, match=r"^n \(too long to print\) is outside"):
+        make().evict("kv", 10**5000)
+    with pytest.raises(
+        _native.TokenRangeError, match=r"^token \(too long to print\) at position 1 is outside"
+    ):
+        make().lookup([1, 10**5000])

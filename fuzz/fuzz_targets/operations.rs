@@ -1,7 +1,7 @@
 //! Operations on the cache and on a naive one. A plain test replays the corpus: `cargo test --test model corpus`.
 #![no_main]
 
-#[path = "../../rust/core/tests/model/both.rs"]
+#[path = "../../rust/core/tests/model/both/mod.rs"]
 mod both;
 #[path = "../../rust/core/tests/model/decode.rs"]
 mod decode;

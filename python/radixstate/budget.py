@@ -79,30 +79,42 @@ class Plan:
 def plan(
     spec: StateSpec,
     *,
-    active_slots: int,
+    active_slots: int | None = None,
     checkpoint_slots: int | None = None,
     format: Format = "int8",
     page_bytes: int = 0,
     kv_pages: int | None = None,
     total_bytes: int | None = None,
 ) -> Plan:
-    """Sizes the pools.
+    """Sizes the pools. With `total_bytes`, what was not given is as large as that allows.
 
     Args:
         spec: what a slot holds.
-        active_slots: sequences that run at once.
-        checkpoint_slots: cached states; by default twice the active slots.
+        active_slots: sequences that run at once; by default half of the checkpoint slots that fit.
+        checkpoint_slots: cached states; by default twice the active slots, or what `total_bytes` leaves when
+            the number of pages is known.
         format: of the checkpoints.
         page_bytes: bytes of one KV page over all attention layers; 0 for a purely linear model.
         kv_pages: pages of KV; by default what `total_bytes` leaves, and 0 without it.
         total_bytes: upper bound for all pools together.
 
     Raises:
-        ConfigError: a number of slots or bytes is out of range.
+        ConfigError: a number of slots or bytes is out of range, or too little is given to decide the rest.
         BudgetError: the pools need more than `total_bytes`; the message says what to lower.
     """
+    pages_known = kv_pages is not None or page_bytes == 0
+    kv_known = (kv_pages + 1) * page_bytes if kv_pages else 0
+    if active_slots is None:
+        if total_bytes is None or not pages_known or checkpoint_slots is not None:
+            raise ConfigError(
+                "give active_slots, or total_bytes with the number of kv_pages and without checkpoint_slots"
+            )
+        active_slots = _active_that_fit(spec, format, total_bytes - kv_known)
     if checkpoint_slots is None:
         checkpoint_slots = CHECKPOINTS_PER_ACTIVE * active_slots
+        if total_bytes is not None and pages_known:
+            left = total_bytes - kv_known - (active_slots + 1) * spec.slot_bytes("native")
+            checkpoint_slots = max(1, slots_that_fit(spec, left, format))
     counts = {"active_slots": (active_slots, 1), "checkpoint_slots": (checkpoint_slots, 1)}
     counts |= {"page_bytes": (page_bytes, 0), "kv_pages": (kv_pages or 0, 0)}
     for name, (given, least) in counts.items():
@@ -118,6 +130,17 @@ def plan(
     if total_bytes is not None and made.total_bytes > total_bytes:
         raise BudgetError(made._shortage("total_bytes is", total_bytes))
     return made
+
+
+def slots_that_fit(spec: StateSpec, nbytes: int, format: Format = "int8") -> int:
+    """Slots of a checkpoint pool (an active one with `native`) that `nbytes` buy beside the padding sink."""
+    return max(0, nbytes // spec.slot_bytes(format) - 1)
+
+
+def _active_that_fit(spec: StateSpec, format: Format, nbytes: int) -> int:
+    """The most active slots that fit with `CHECKPOINTS_PER_ACTIVE` checkpoints each and both sinks; at least 1."""
+    native, encoded = spec.slot_bytes("native"), spec.slot_bytes(format)
+    return max(1, (nbytes - native - encoded) // (native + CHECKPOINTS_PER_ACTIVE * encoded))
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:

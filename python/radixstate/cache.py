@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from radixstate import _native, budget
 from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
-from radixstate.errors import CacheError, ConfigError, TensorError
+from radixstate.errors import AlreadyLoadedError, CacheError, ConfigError, TensorError
 from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
 from radixstate.verdicts import Unread, Verdict
 
@@ -55,7 +55,7 @@ class Published:
     Attributes:
         outcome: whether the state is cached.
         canonical: the pages now valid from the lease's old depth to the published one: install them.
-        duplicates: given pages whose tokens were cached already, in `canonical` replaced: the engine's to free.
+        duplicates: given pages whose tokens were cached already; the engine frees them.
     """
 
     outcome: Stored | Skipped
@@ -158,7 +158,7 @@ class PrefixCache(_Owner):
         """Waits for verdicts on stored states if `tokens` would hit one; returns tokens to be read again."""
         if not self._unread:
             return tokens
-        tokens = tokens if isinstance(tokens, Sized) else list(tokens)
+        tokens = _sized(tokens)
         if self._native.lookup(tokens, namespace=namespace, max_length=max_length).length:
             self._unread.settle()
         return tokens
@@ -247,14 +247,14 @@ class PrefixCache(_Owner):
     def _reserve_all(
         self, states: Iterable[tuple[Sequence, int, int]]
     ) -> list[tuple[Sequence, _native.PendingHandle | _native.Skipped, int]]:
-        reserved = []
-        try:
-            for seq, depth, source in states:
-                reserved.append((seq, self._native.reserve_checkpoint(seq._handle, depth, source), source))
-        except CacheError:
-            reserved.clear()  # else the slots of the earlier ones would be held as long as the error is kept
-            raise
-        return reserved
+        """Reserves for all, or raises before anything is evicted for one."""
+        states = list(states)
+        for seq, depth, source in states:
+            self._native.check_checkpoint(seq._handle, depth, source)
+        return [
+            (seq, self._native.reserve_checkpoint(seq._handle, depth, source), source)
+            for seq, depth, source in states
+        ]
 
     def _encode(self, pairs: list[tuple[int, int]]) -> list[Verdict]:
         """Stores active slots into checkpoint slots."""
@@ -305,6 +305,7 @@ class PrefixCache(_Owner):
             UnknownStepError: no such step was begun.
         """
         self._native.retire_step(step, [*refused, *self._unread.refused_in(step)])
+        self._unread.forget(step)
 
     def refuse(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
@@ -361,13 +362,18 @@ class Sequence(_Owner):
         self._cache = cache
         self._handle = started.sequence
         self.match = started.match
-        assert started.slot is not None, "an internal active pool gives every sequence a slot"
-        self.slot = started.slot
+
+    @property
+    def slot(self) -> int:
+        """The active slot that holds the running state."""
+        slot = self._cache._native.slot(self._handle)
+        assert slot is not None, "an internal active pool gives every sequence a slot"
+        return slot
 
     @property
     def reused(self) -> int:
         """Tokens whose pages and state were taken from the cache: compute from here on."""
-        return self.match.length
+        return self._cache._native.reused(self._handle)
 
     @property
     def pages(self) -> list[int]:
@@ -489,8 +495,16 @@ class Lease(_Owner):
         self._cache._native.lease_loaded(self._handle)
 
     def load(self, slot: int) -> None:
-        """Makes an engine's active slot hold the matched state, or none; ends the pin on that state."""
-        self._cache._fill([(self.state, slot)])
+        """Makes an engine's active slot hold the matched state, or none; ends the pin on that state.
+
+        Raises:
+            SlotError: `slot` is no active slot.
+            AlreadyLoadedError: the pin has ended, and the state may be gone.
+        """
+        state = self.state
+        if state is None and self.match.length:
+            raise AlreadyLoadedError(f"this lease's state at depth {self.match.length} was loaded before")
+        self._cache._fill([(state, slot)])
         self.loaded()
 
     def publish(self, tokens: Tokens, *, source: int, pages: Iterable[int] = ()) -> Published:
@@ -509,8 +523,9 @@ class Lease(_Owner):
             PageOwnershipError: a page is out of range or cached already.
         """
         native = self._cache._native
-        pages = list(pages)
+        tokens, pages = _sized(tokens), list(pages)
         self._cache.active.require(source)
+        native.check_publish(self._handle, tokens, pages)
         pending = native.reserve(self._handle, tokens)
         if isinstance(pending, _native.Skipped):
             return Published(_skipped(pending), pages, [])
@@ -553,6 +568,11 @@ def _plan(
         raise ConfigError(f"active_slots is {active_slots}, but the active pool has {active.slots} slots")
     plan = budget.plan(spec, active_slots=active.slots, checkpoint_slots=checkpoint_slots, format=format)
     return replace(plan, active_bytes=0)
+
+
+def _sized(tokens: Tokens) -> Tokens:
+    """Tokens that can be read more than once."""
+    return tokens if isinstance(tokens, Sized) else list(tokens)
 
 
 def _skipped(skip: _native.Skipped) -> Skipped:

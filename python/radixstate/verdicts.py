@@ -63,8 +63,12 @@ class Unread:
 
     def refused_in(self, step: int) -> list[Stored]:
         """Waits for the checkpoints that a step wrote; those that are not finite."""
-        written = self._of_step.pop(step, [])
+        written = self._of_step.get(step, [])
         return [stored for stored, verdict in written if not verdict.is_finite()]
+
+    def forget(self, step: int) -> None:
+        """What a step wrote has been dealt with."""
+        self._of_step.pop(step, None)
 
     def _settle_oldest(self) -> None:
         stored, verdict = self._without_step.popleft()

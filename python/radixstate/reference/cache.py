@@ -369,7 +369,7 @@ class ReferenceCache:
     def _publish(self, lease: Lease, target: Prefix, pages: Sequence[int], pending: Pending) -> Published:
         if target.life != self.life:
             self.drop(pending)
-            return Published(Skipped("reset"), list(pages), list(pages))
+            return Published(Skipped("reset"), list(pages), [])
         start = lease.prefix.depth
         fresh = [target.cut(end) for end in self._page_ends(start, target.depth)]
         offered: dict[Prefix, int | None] = dict.fromkeys(fresh)
@@ -455,7 +455,7 @@ class ReferenceCache:
         return self.newest
 
     def retire_step(self, step: int, refused: Sequence[int] = ()) -> None:
-        """A step has run: the states it wrote are ready, except those refused. Repeating it is harmless."""
+        """A step has run: states are ready once their step and all before it have. Repeating it is harmless."""
         if not 1 <= step <= self.newest:
             raise Misuse("unknown_step")
         if step not in self.outstanding:
@@ -464,7 +464,7 @@ class ReferenceCache:
         for serial in refused:
             self.refuse(serial)
         for state in [*self.states.values(), *self.withdrawn]:
-            state.step = None if state.step == step else state.step
+            state.step = state.step if state.step and state.step > self.watermark else None
         self._settle()
 
     def _give_back(

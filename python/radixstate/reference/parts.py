@@ -73,7 +73,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Published:
-    """An engine's pages after `publish`: `canonical` are to be used, `duplicates` were not adopted."""
+    """An engine's pages after `publish`: use `canonical`, free `duplicates`."""
 
     outcome: Stored | Skipped
     canonical: list[int]

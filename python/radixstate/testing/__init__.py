@@ -36,8 +36,14 @@ of the real one, and let hypothesis decide what arrives:
     ...         assert self.scheduler.serve(prompt) == sum(prompt)
 
     >>> figures = Figures()
-    >>> with settings.get_profile("default")._local() if False else settings_of(10):
-    ...     pass
+    >>> figures.fuzz(SchedulerFuzz, examples=20)
+    >>> figures.findings
+    0
+
+A call that goes wrong raises `Disagreement`, and so does a scheduler that touches what it does not own.
+`SchedulerMachine` and `EngineMachine` are the machines that fuzz this library itself; a subclass can add rules or
+put other caches into `begin`. Each is an ordinary state machine of hypothesis, and so are its settings:
+`Figures.fuzz` runs one for as long as asked, and counts.
 """
 
 from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence

@@ -92,7 +92,7 @@ class Audit:
         for slot in self.kept.slots:
             self.kept.write(slot, self.kept.poison)
         self._rows = self.kept.read_all()  # what the checkpoint pool should hold
-        self._poison_free_slots()
+        self.poison_free_slots()
 
     # --- around a call ---
 
@@ -123,6 +123,7 @@ class Audit:
             encoded: states that it encoded.
         """
         self._cache.check()
+        self._rank.check()
         for pool, usage in zip(POOLS, self._usage(), strict=True):
             agree(f"usage of the {pool} pool", usage, tuple(self._reference.usage(pool)))
         agree("digests of two ranks", self._cache.digest(), self._rank.digest())
@@ -131,7 +132,7 @@ class Audit:
         self._compare_pages(touched)
         self._compare_slots(set(written))
         self._compare_rows(encoded)
-        self._poison_free_slots()
+        self.poison_free_slots()
 
     # --- what calls did ---
 
@@ -153,6 +154,11 @@ class Audit:
         if self.active.read(slot) != expected:
             source = f"the state of {state.prefix}" if state else "the empty state"
             raise Disagreement(f"active slot {slot} does not hold {source}")
+
+    def expect_unusable(self, slot: int) -> None:
+        """Nothing was written to an active slot yet, so nothing may be cached from it."""
+        if self._contract.encode(self.active.read(slot)) is not None:
+            raise Disagreement(f"active slot {slot} is new, but holds a state that could be cached")
 
     def encode(self, source: int) -> bytes | None:
         """The checkpoint that active slot `source` should become; none if it is not finite, or no slot.
@@ -190,7 +196,9 @@ class Audit:
                 tokens, namespace = [*prefix.tokens, 0], prefix.namespace
                 found = self._cache.lookup(tokens, namespace=namespace)  # type: ignore[arg-type]
                 agree(
-                    f"lookup of {prefix}", words(found), words(self._reference.lookup(tokens, namespace=namespace))
+                    f"lookup of {prefix}",
+                    words(found),
+                    words(self._reference.lookup(tokens, namespace=namespace)),
                 )
         self._resident = now
 
@@ -203,11 +211,15 @@ class Audit:
     def _compare_pages(self, touched: Iterable[Owner]) -> None:
         """Sequences and leases have the pages of their prefix, and no page has two owners."""
         if not self._reference.pools["kv"].external:
-            self._pages = {prefix: page for prefix, page in self._pages.items() if prefix in self._reference.pages}
+            self._pages = {
+                prefix: page for prefix, page in self._pages.items() if prefix in self._reference.pages
+            }
             for owner in touched:
                 self._follow(owner)
             cached: list[Any] = list(self._pages.values())
-            _require_disjoint("kv page", cached, self._retiring.of("kv"), *[own.private for own in self.owners])
+            _require_disjoint(
+                "kv page", cached, self._retiring.of("kv"), *[own.private for own in self.owners]
+            )
         for owner in self.owners:
             expected = self._pages_of(owner.running.lease.prefix) + owner.private
             agree("pages of a sequence", owner.plain.pages, expected)
@@ -226,7 +238,9 @@ class Audit:
             if known is None and page in owner.private:
                 self._pages[prefix] = page
             elif page != known:
-                raise Disagreement(f"kv page {page} of {prefix} is neither the cached one nor the sequence's own")
+                raise Disagreement(
+                    f"kv page {page} of {prefix} is neither the cached one nor the sequence's own"
+                )
         private = found[len(ends) :]
         self._retiring.add("kv", {*owner.private} - {*private} - {*self._pages.values()})
         owner.private = private
@@ -280,7 +294,8 @@ class Audit:
         owned = {slot for owner in self.owners for slot in owner.slots} | self._retiring.of("active")
         return [slot for slot in self.active.slots if slot not in owned] if self._owns_active else []
 
-    def _poison_free_slots(self) -> None:
+    def poison_free_slots(self) -> None:
+        """Fills what nobody owns with NaNs."""
         for slot in self._free_slots():
             self.active.write(slot, self.active.poison)
 

@@ -6,7 +6,18 @@ import weakref
 from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
-from radixstate import Freed, Lease, Match, Namespace, PrefixCache, Published, Sequence, Skipped, StateSpec, Stored
+from radixstate import (
+    Freed,
+    Lease,
+    Match,
+    Namespace,
+    PrefixCache,
+    Published,
+    Sequence,
+    Skipped,
+    StateSpec,
+    Stored,
+)
 from radixstate.cache import PoolName, Tokens
 from radixstate.errors import MisuseError
 from radixstate.reference import parts
@@ -98,7 +109,12 @@ class CheckedCache(PrefixCache):
     ) -> Sequence:
         """See `PrefixCache.start`."""
         tokens, known = _readable(tokens)
-        options: Any = {"reserve": reserve, "no_read": no_read, "no_store": no_store, "max_length": max_length}
+        options: Any = {
+            "reserve": reserve,
+            "no_read": no_read,
+            "no_store": no_store,
+            "max_length": max_length,
+        }
         options["namespace"] = namespace
         answers = self._agree(
             "start",
@@ -114,7 +130,9 @@ class CheckedCache(PrefixCache):
 
         def reference() -> list[Any]:
             self._require_internal()
-            return self._begun([attempt(lambda it=it: self._start(it.tokens, _options(it))) for it in requests])
+            return self._begun(
+                [attempt(lambda it=it: self._start(it.tokens, _options(it))) for it in requests]
+            )
 
         real, expected, echo = self._agree(
             "start_many",
@@ -134,7 +152,9 @@ class CheckedCache(PrefixCache):
             "checkpoint_many",
             lambda: self._library.checkpoint_many(states),
             lambda: self._checkpoint_many(states, rows),
-            lambda: self._rank.checkpoint_many([(self._echo(seq), depth, slot) for seq, depth, slot in states]),
+            lambda: self._rank.checkpoint_many(
+                [(self._echo(seq), depth, slot) for seq, depth, slot in states]
+            ),
         )
         for answer, row in zip(zip(real, expected, echo, strict=True), rows, strict=True):
             self._note_stored(*answer, row)
@@ -226,12 +246,15 @@ class CheckedCache(PrefixCache):
         real, expected, echo = attempt(library), attempt(reference), attempt(rank)
         agree(f"{call}: the library", say(real), say(expected))
         agree(f"{call}: the second rank", say(echo), say(real))
-        if isinstance(real, Refused):
-            if not self._reserved:
-                self._audit.refused(misuse=isinstance(real.error, MisuseError))
-            self._audit.after(encoded=self._encoded)
+        if not isinstance(real, Refused):
+            return real, expected, echo
+        if not self._reserved:
+            self._audit.refused(misuse=isinstance(real.error, MisuseError))
+        self._audit.after(encoded=self._encoded)
+        try:
             raise real.error
-        return real, expected, echo
+        finally:
+            del real  # else its traceback and this frame would keep each other, and dropped sequences, alive
 
     def _call(
         self,
@@ -253,6 +276,7 @@ class CheckedCache(PrefixCache):
         if isinstance(dropped, Owner) and dropped in self._audit.owners:
             self.reference.finish(dropped.running)
             self._audit.end(dropped)
+            self._audit.poison_free_slots()
         elif isinstance(dropped, Pin) and dropped in self._audit.pins:
             self.reference.release(dropped.model)
             self._audit.pins.remove(dropped)
@@ -302,17 +326,15 @@ class CheckedCache(PrefixCache):
         return Skipped("non_finite") if row is None else self.reference.commit(running, reserved)
 
     def _publish(
-        self, lease: parts.Lease, known: list[int], pages: list[int], source: int, row: bytes | None
+        self, lease: parts.Lease, known: list[int], pages: list[int], row: bytes | None
     ) -> parts.Published | Published:
         reserved = self.reference.reserve(lease, known)
         if isinstance(reserved, parts.Skipped):
-            return parts.Published(reserved, pages, pages)
-        self._reserved = 1
+            return parts.Published(reserved, pages, [])
+        self._reserved = self._encoded = 1
         try:
-            _require_slot(source, self._audit.active.slots)
-            self._encoded = 1
             if row is None:
-                return Published(Skipped("non_finite"), pages, pages)
+                return Published(Skipped("non_finite"), pages, [])
             return self.reference.publish(lease, known, pages, reserved)
         finally:
             self._drop([reserved])
@@ -403,7 +425,9 @@ class CheckedSequence(Sequence):
             _require_range(known)
             self._cache.reference.append(self._running(), known)
 
-        self._cache._call("append", lambda: owner.plain.append(tokens), reference, lambda: owner.echo.append(tokens))
+        self._cache._call(
+            "append", lambda: owner.plain.append(tokens), reference, lambda: owner.echo.append(tokens)
+        )
 
     def shrink(self) -> None:
         """See `Sequence.shrink`."""
@@ -428,7 +452,8 @@ class CheckedSequence(Sequence):
         )
         agree("slots of two ranks", slot, echo)
         owner.slots.append(slot)
-        self._cache._audit.after()
+        self._cache._audit.expect_unusable(slot)
+        self._cache._audit.after(written=[slot])
         return int(slot)
 
     def finish(self) -> None:
@@ -491,8 +516,9 @@ class CheckedLease(Lease):
         row = cache._audit.encode(source)
 
         def reference() -> parts.Published | Published:
+            _require_slot(source, cache._audit.active.slots)
             _require_range(known)
-            return cache._publish(self._model(), known, pages, source, row)
+            return cache._publish(self._model(), known, pages, row)
 
         real, model, echo = cache._agree(
             "publish",

@@ -16,6 +16,9 @@ class Disagreement(AssertionError):  # noqa: N818 (named after what happened)
     """The library did not do what it should have, or its caller touched what it does not own."""
 
 
+_REFUSALS = (OutOfSlotsError, NeverFitsError, MisuseError, parts.Shortage, parts.NeverFits, parts.Misuse)
+
+
 @dataclass(frozen=True)
 class Refused:
     """A call that raised a shortage or a misuse."""
@@ -27,10 +30,8 @@ def attempt(call: Callable[[], Any]) -> Any:
     """What a call returned, or its refusal. Anything else it raises is no answer, and passes through."""
     try:
         return call()
-    except (OutOfSlotsError, NeverFitsError, MisuseError) as error:
-        return Refused(error)
-    except (parts.Shortage, parts.NeverFits, parts.Misuse) as error:
-        return Refused(error)
+    except _REFUSALS as error:
+        return Refused(error.with_traceback(None))  # whose frames would keep dropped sequences alive
 
 
 def agree(what: str, found: object, expected: object) -> None:

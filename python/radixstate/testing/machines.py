@@ -36,7 +36,11 @@ from radixstate.testing.misuses import Foreign, of_engines, of_every_cache, of_s
 T = TypeVar("T")
 Key = tuple[Namespace, tuple[int, ...]]  # what a state belongs to
 
-prompts, namespaces, rarely = strategies.prompts(), strategies.namespaces(), st.sampled_from([False] * 4 + [True])
+prompts, namespaces, rarely = (
+    strategies.prompts(),
+    strategies.namespaces(),
+    st.sampled_from([False] * 4 + [True]),
+)
 depths = st.tuples(st.integers(1, 20), st.sampled_from([True, True, True, False]))  # mostly made legal
 values = st.sampled_from([None] * 9 + [nan, inf, -inf])  # none: the state is finite
 
@@ -127,7 +131,9 @@ class CacheMachine(RuleBasedStateMachine):
         """An active slot holds the state of a prefix."""
         state, windows = pattern(self.cache.spec, key)
         same = torch.equal(self.cache.active.state(slot).float(), state)
-        if not same or any(not torch.equal(self.cache.active.conv(i, slot), w) for i, w in enumerate(windows)):
+        if not same or any(
+            not torch.equal(self.cache.active.conv(i, slot), w) for i, w in enumerate(windows)
+        ):
             raise Disagreement(f"active slot {slot} does not hold the state of {key}")
 
     def depth(self, drawn: tuple[int, bool], limit: int) -> int:
@@ -220,7 +226,9 @@ class CacheMachine(RuleBasedStateMachine):
             call()
         except MisuseError as error:
             if type(error) is not expected:
-                raise Disagreement(f"{type(error).__name__} instead of {expected.__name__}: {error}") from error
+                raise Disagreement(
+                    f"{type(error).__name__} instead of {expected.__name__}: {error}"
+                ) from error
         else:
             raise Disagreement(f"a misuse passed that should raise {expected.__name__}")
 
@@ -444,7 +452,9 @@ class EngineMachine(CacheMachine):
         target=CacheMachine.stored,
         number=CacheMachine.leases,
         drawn=depths,
-        slip=st.sampled_from(["none"] * 6 + ["one page too many", "a page twice", "a cached page", "no slot"]),
+        slip=st.sampled_from(
+            ["none"] * 6 + ["one page too many", "a page twice", "a cached page", "no slot"]
+        ),
         value=values,
     )
     def publish(self, number: int, drawn: tuple[int, bool], slip: str, value: float | None) -> Any:
@@ -457,7 +467,8 @@ class EngineMachine(CacheMachine):
         published = allowed(lambda: leased.lease.publish(known, source=source, pages=pages))
         if published is None:
             return multiple()
-        self.free = [page for page in self.free if page not in pages or page in published.duplicates]
+        adopted = set(leased.lease.pages) & set(pages)
+        self.free = [page for page in self.free if page not in adopted]
         return published.outcome if isinstance(published.outcome, Stored) else multiple()
 
     def new_pages(self, lease: Lease, depth: int, slip: str) -> list[int]:

@@ -31,7 +31,9 @@ class Memory:
             ConfigError: the pool is not on the CPU.
         """
         if pool.device.type != "cpu":
-            raise ConfigError(f"the bytes of a pool are watched on the cpu only, this one is on {pool.device}")
+            raise ConfigError(
+                f"the bytes of a pool are watched on the cpu only, this one is on {pool.device}"
+            )
         rows = [pool.state_rows, *pool.conv_rows]
         if isinstance(pool, CheckpointPool) and pool.scale_rows:
             rows.append(pool.scale_rows)

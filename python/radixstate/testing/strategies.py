@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from radixstate import ConvSpec, Namespace, StateSpec
 
-NAMESPACES = (Namespace(), Namespace(adapter=1), Namespace(tenant="a"), Namespace(tenant="b"), Namespace(epoch=1))
+NAMESPACES = (
+    Namespace(),
+    Namespace(adapter=1),
+    Namespace(tenant="a"),
+    Namespace(tenant="b"),
+    Namespace(epoch=1),
+)
 """The bare model's, and one for each thing that keeps prefixes apart."""
 
 _FORKS = (0, 3, 6, 8, 11, 12)
@@ -49,7 +55,9 @@ def sizes(*, external: bool = False) -> st.SearchStrategy[dict[str, Any]]:
     few = st.sampled_from([1, 1, 2, 2, 3, 4])
     room = st.sampled_from([12, 20, 30, 50] if external else [0, 12, 20, 30, 50])  # tokens of all KV pages
 
-    def options(page: int, stride: int, tokens: int, active: int, checkpoints: int, format: str) -> dict[str, Any]:
+    def options(
+        page: int, stride: int, tokens: int, active: int, checkpoints: int, format: str
+    ) -> dict[str, Any]:
         return {
             "page_size": page,
             "checkpoint_stride": stride,

@@ -5,13 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use radixstate::{Config, PoolConfig, PoolKind, SequenceView, StartOptions};
+use radixstate::{Config, PoolConfig, PoolKind, SequenceView};
 
 use crate::counters::{Freed, Stats, Usage};
 use crate::errors::{Class, Failure, Result};
 use crate::fork;
 use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle};
-use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default};
+use crate::number::Number;
+use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default, start_options};
 use crate::results::{Committed, Match, Published, Reserved, Skipped, Started, Stored, started_or_error};
 use crate::tokens::{Pages, Tokens};
 
@@ -31,9 +32,7 @@ pub(crate) struct Cache {
 impl Cache {
     /// Calls the core. A panic in there breaks this cache, and no other, for good.
     fn ask<T>(&self, call: impl FnOnce(&mut radixstate::Cache) -> T) -> Result<T> {
-        if self.generation != fork::generation() {
-            return Err(forked());
-        }
+        fork::check(self.generation, "cache")?;
         // The core's panics are caught below, so the mutex can't be poisoned halfway through a change.
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = match &mut *core {
@@ -79,11 +78,6 @@ impl Cache {
     }
 }
 
-fn forked() -> Failure {
-    let rule = "this cache belongs to the process that made it: a forked child makes its own";
-    Failure::Refused(Class::Forked, rule.into())
-}
-
 fn poisoned(invariant: &str) -> Failure {
     let message = format!("a bug broke an invariant, this cache refuses further calls: {invariant}");
     Failure::Refused(Class::Poisoned, message)
@@ -103,30 +97,41 @@ impl Cache {
     ///
     /// Raises ConfigError for a geometry in which no prefix could ever be reused.
     #[new]
-    #[pyo3(signature = (
-        *, page_size, checkpoint_stride, kv_pages, active_slots, checkpoint_slots,
-        kv_external=false, active_external=false, kv_page_bytes=0, active_bytes=0, checkpoint_bytes=0,
-    ))]
+    #[pyo3(
+        signature = (
+            *, page_size, checkpoint_stride, kv_pages, active_slots, checkpoint_slots, kv_external=false,
+            active_external=false, kv_page_bytes=0.into(), active_bytes=0.into(), checkpoint_bytes=0.into(),
+        ),
+        text_signature = "(*, page_size, checkpoint_stride, kv_pages, active_slots, checkpoint_slots, \
+            kv_external=False, active_external=False, kv_page_bytes=0, active_bytes=0, checkpoint_bytes=0)",
+    )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
-        page_size: u32,
-        checkpoint_stride: u32,
-        kv_pages: u32,
-        active_slots: u32,
-        checkpoint_slots: u32,
+        page_size: Number<u32>,
+        checkpoint_stride: Number<u32>,
+        kv_pages: Number<u32>,
+        active_slots: Number<u32>,
+        checkpoint_slots: Number<u32>,
         kv_external: bool,
         active_external: bool,
-        kv_page_bytes: u64,
-        active_bytes: u64,
-        checkpoint_bytes: u64,
+        kv_page_bytes: Number<u64>,
+        active_bytes: Number<u64>,
+        checkpoint_bytes: Number<u64>,
     ) -> Result<Self> {
-        let pool = |capacity, external, unit_bytes| PoolConfig { capacity, external, unit_bytes };
+        let size = |number: Number<u32>, name| number.named_or(Class::Config, name);
+        let pool = |capacity, external, (bytes, name): (Number<u64>, _)| {
+            Ok::<_, Failure>(PoolConfig { capacity, external, unit_bytes: bytes.named_or(Class::Config, name)? })
+        };
         let config = Config {
-            page_size,
-            checkpoint_stride,
-            kv: pool(kv_pages, kv_external, kv_page_bytes),
-            active: pool(active_slots, active_external, active_bytes),
-            checkpoints: pool(checkpoint_slots, false, checkpoint_bytes),
+            page_size: size(page_size, "page_size")?,
+            checkpoint_stride: size(checkpoint_stride, "checkpoint_stride")?,
+            kv: pool(size(kv_pages, "kv_pages")?, kv_external, (kv_page_bytes, "kv_page_bytes"))?,
+            active: pool(size(active_slots, "active_slots")?, active_external, (active_bytes, "active_bytes"))?,
+            checkpoints: pool(
+                size(checkpoint_slots, "checkpoint_slots")?,
+                false,
+                (checkpoint_bytes, "checkpoint_bytes"),
+            )?,
         };
         let core = Mutex::new(Ok(radixstate::Cache::new(config)?));
         Ok(Self { core, generation: fork::generation() })
@@ -134,7 +139,8 @@ impl Cache {
 
     /// The deepest depth, at most `tokens`, at which a checkpoint may stand: a multiple of
     /// lcm(page_size, checkpoint_stride), counted from zero.
-    fn legal_depth(&self, tokens: usize) -> Result<usize> {
+    fn legal_depth(&self, tokens: Number<usize>) -> Result<usize> {
+        let tokens = tokens.named("tokens")?;
         self.ask(|core| core.legal_depth(tokens))
     }
 
@@ -145,9 +151,10 @@ impl Cache {
         py: Python<'_>,
         tokens: Tokens,
         namespace: Option<&Namespace>,
-        max_length: Option<usize>,
+        max_length: Option<Number<usize>>,
     ) -> Result<Match> {
         let namespace = namespace_or_default(namespace);
+        let max_length = max_length.map(|length| length.named("max_length")).transpose()?;
         self.call_with(py, &tokens, |core, tokens| core.lookup(&namespace, tokens, max_length)).map(Match)
     }
 
@@ -162,13 +169,13 @@ impl Cache {
         py: Python<'_>,
         tokens: Tokens,
         namespace: Option<&Namespace>,
-        reserve: Option<usize>,
-        max_length: Option<usize>,
+        reserve: Option<Number<usize>>,
+        max_length: Option<Number<usize>>,
         no_read: bool,
         no_store: bool,
     ) -> Result<Started> {
         let namespace = namespace_or_default(namespace);
-        let options = StartOptions { reserve, max_length, no_read, no_store };
+        let options = start_options(reserve, max_length, no_read, no_store)?;
         let started = self.call_with(py, &tokens, |core, tokens| core.start(&namespace, tokens, options))?;
         Ok(Started::new(py, started)?)
     }
@@ -229,7 +236,8 @@ impl Cache {
     /// Claims pages for `n` further tokens that need not be known yet, evicting exactly what is missing.
     ///
     /// Raises OutOfSlotsError, NeverFitsError: nothing has changed.
-    fn grow(&self, sequence: &SequenceHandle, n: usize) -> Result<()> {
+    fn grow(&self, sequence: &SequenceHandle, n: Number<usize>) -> Result<()> {
+        let n = n.named("n")?;
         sequence.0.read(|sequence| self.call(|core| core.grow(sequence, n)))
     }
 
@@ -252,11 +260,23 @@ impl Cache {
         sequence.0.read(|sequence| self.call(|core| core.take_slot(sequence)))
     }
 
+    /// Asks, before anything is evicted for it, whether `reserve_checkpoint` is allowed. Raises what it would raise.
+    fn check_checkpoint(&self, sequence: &SequenceHandle, depth: Number<usize>, source: Number<u32>) -> Result<()> {
+        let (depth, source) = (depth.named("depth")?, source.named_or(Class::NotYourSlot, "source")?);
+        sequence.0.read(|sequence| self.call(|core| core.check_checkpoint(sequence, depth, source)))
+    }
+
     /// Takes a checkpoint slot for the state in active slot `source`, which its writer says has exactly `depth` tokens.
     /// Evicts if needed.
     ///
     /// Raises UnalignedError, DepthPastEndError, NotYourSlotError, NotLoadedError.
-    fn reserve_checkpoint(&self, sequence: &SequenceHandle, depth: usize, source: u32) -> Result<Reserved> {
+    fn reserve_checkpoint(
+        &self,
+        sequence: &SequenceHandle,
+        depth: Number<usize>,
+        source: Number<u32>,
+    ) -> Result<Reserved> {
+        let (depth, source) = (depth.named("depth")?, source.named_or(Class::NotYourSlot, "source")?);
         let reservation =
             sequence.0.read(|sequence| self.call(|core| core.reserve_checkpoint(sequence, depth, source)))?;
         Ok(reservation.into())
@@ -265,11 +285,10 @@ impl Cache {
     /// Publishes tokens, pages and state together, or nothing. Read the sequence's pages again when `replaced` is not
     /// None or the result is a "duplicate".
     ///
-    /// Raises NotYourPendingError; PoolModeError with an external KV pool. The pending checkpoint is consumed in
-    /// every case but WrongCacheError.
+    /// Raises NotYourPendingError; PoolModeError with an external KV pool. An error consumes nothing.
     fn commit(&self, sequence: &SequenceHandle, pending: &PendingHandle) -> Result<Committed> {
         let commit = sequence.0.read(|sequence| {
-            let check = |pending: &_| self.call(|core| core.view(sequence).and_then(|_| core.owns_pending(pending)));
+            let check = |pending: &_| self.call(|core| core.check_commit(sequence, pending));
             pending.pending.consume(check, |pending| self.call(|core| core.commit(sequence, pending)))
         })?;
         Ok(commit.into())
@@ -277,7 +296,7 @@ impl Cache {
 
     /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and it is counted.
     fn discard(&self, pending: &PendingHandle) -> Result<Skipped> {
-        let check = |pending: &_| self.call(|core| core.owns_pending(pending));
+        let check = |pending: &_| self.call(|core| core.check_pending(pending));
         pending.pending.consume(check, |pending| self.call(|core| core.discard(pending))).map(Skipped)
     }
 
@@ -290,7 +309,7 @@ impl Cache {
         pending: &PendingHandle,
     ) -> Result<Published> {
         let published = sequence.0.read(|sequence| {
-            let check = |pending: &_| self.call(|core| core.view(sequence).and_then(|_| core.owns_pending(pending)));
+            let check = |pending: &_| self.call(|core| core.check_commit_pages(sequence, &pages.0, pending));
             pending.pending.consume(check, |pending| self.call(|core| core.commit_pages(sequence, &pages.0, pending)))
         })?;
         Published::new(py, published)
@@ -351,11 +370,20 @@ impl Cache {
         Ok(reservation.into())
     }
 
+    /// Asks, before a slot is reserved and anything is evicted for it, whether `publish` will be allowed.
+    ///
+    /// Raises UnalignedError, PrefixMismatchError, LengthMismatchError, PageOwnershipError, PoolModeError.
+    fn check_publish(&self, py: Python<'_>, lease: &LeaseHandle, tokens: Tokens, pages: Pages) -> Result<()> {
+        lease
+            .0
+            .read(|lease| self.call_with(py, &tokens, |core, tokens| core.check_publish(lease, tokens, &pages.0, None)))
+    }
+
     /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the positions from the
     /// lease's depth to the end of `tokens`; exactly those that the tree lacks are adopted.
     ///
     /// Raises LengthMismatchError, PageOwnershipError, PrefixMismatchError, NotYourPendingError; PoolModeError with an
-    /// internal KV pool. The pending checkpoint is consumed in every case but WrongCacheError.
+    /// internal KV pool. An error consumes nothing.
     fn publish(
         &self,
         py: Python<'_>,
@@ -365,8 +393,9 @@ impl Cache {
         pending: &PendingHandle,
     ) -> Result<Published> {
         let published = lease.0.read(|lease| {
-            let check =
-                |pending: &_| self.call(|core| core.lease_depth(lease).and_then(|_| core.owns_pending(pending)));
+            let check = |pending: &_| {
+                self.call_with(py, &tokens, |core, tokens| core.check_publish(lease, tokens, &pages.0, Some(pending)))
+            };
             pending.pending.consume(check, |pending| {
                 self.call_with(py, &tokens, |core, tokens| core.publish(lease, tokens, &pages.0, pending))
             })
@@ -375,7 +404,8 @@ impl Cache {
     }
 
     /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools.
-    fn evict(&self, pool: PoolName, n: usize) -> Result<Freed> {
+    fn evict(&self, pool: PoolName, n: Number<usize>) -> Result<Freed> {
+        let n = n.named("n")?;
         self.ask(|core| core.evict(pool.0, n)).map(Freed::from)
     }
 
@@ -394,7 +424,8 @@ impl Cache {
     ///
     /// Raises UnknownStepError.
     #[pyo3(signature = (step, refused=Each(Vec::new())), text_signature = "($self, step, refused=())")]
-    fn retire_step(&self, step: u64, refused: Each<'_, Stored>) -> Result<()> {
+    fn retire_step(&self, step: Number<u64>, refused: Each<'_, Stored>) -> Result<()> {
+        let step = step.named_or(Class::UnknownStep, "step")?;
         let refused: Vec<_> = refused.0.iter().map(|stored| stored.get().0.clone()).collect();
         self.call(|core| core.retire_step(step, &refused))
     }

@@ -2,17 +2,21 @@
 
 use std::num::NonZeroUsize;
 
-use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use radixstate_codec::{Checkpoint, Layout, Pair, Shape, Spec, StateType, Window};
 
 use crate::errors::{Class, Failure, Result};
+use crate::fork;
+use crate::number::Number;
 use crate::tensor::{Layers, Mover, misuse};
 
 /// Adds this file's classes to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CodecPlan>()
 }
+
+/// Slots to move between, as given.
+type Pairs = Vec<(Number<u32>, Number<u32>)>;
 
 /// Moves states between an active and a checkpoint pool. Built once per pair of pools; safe to share by threads.
 ///
@@ -30,7 +34,11 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 ///     TensorError: shapes, dtypes, strides, devices or layer counts do not fit, or memory overlaps.
 ///     ConfigError: an unknown layout or format.
 #[pyclass(frozen, module = "radixstate._native")]
-pub(crate) struct CodecPlan(Mover);
+pub(crate) struct CodecPlan {
+    mover: Mover,
+    /// The process that made it. A thread of that one could have held the plan's lock when it forked.
+    generation: u64,
+}
 
 #[pymethods]
 impl CodecPlan {
@@ -66,7 +74,7 @@ impl CodecPlan {
             windows,
         };
         layers.extend([active.layers, checkpoint]);
-        Ok(Self(Mover::new(spec, layers)?))
+        Ok(Self { mover: Mover::new(spec, layers)?, generation: fork::generation() })
     }
 
     /// Encodes (active slot, checkpoint slot) pairs; says of each whether its state reloads finite.
@@ -77,8 +85,9 @@ impl CodecPlan {
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
-    fn store(&self, py: Python<'_>, pairs: Vec<(Slot, Slot)>, threads: Option<NonZeroUsize>) -> Result<Vec<bool>> {
-        self.0.store(py, &to_pairs(&pairs), threads.unwrap_or_else(all_threads))
+    fn store(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<Vec<bool>> {
+        fork::check(self.generation, "codec plan")?;
+        self.mover.store(py, &to_pairs(pairs)?, at_least_one(threads)?)
     }
 
     /// Decodes (checkpoint slot, active slot) pairs.
@@ -89,8 +98,9 @@ impl CodecPlan {
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
-    fn load(&self, py: Python<'_>, pairs: Vec<(Slot, Slot)>, threads: Option<NonZeroUsize>) -> Result<()> {
-        self.0.load(py, &to_pairs(&pairs), threads.unwrap_or_else(all_threads))
+    fn load(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<()> {
+        fork::check(self.generation, "codec plan")?;
+        self.mover.load(py, &to_pairs(pairs)?, at_least_one(threads)?)
     }
 }
 
@@ -180,28 +190,17 @@ fn dtype_name(state: StateType) -> &'static str {
     }
 }
 
-/// A slot id. A number that can't be one is reported as a slot, not as an overflow.
-struct Slot(u32);
-
-impl FromPyObject<'_, '_> for Slot {
-    type Error = Failure;
-
-    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
-        match object.extract::<u32>() {
-            Ok(slot) => Ok(Self(slot)),
-            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
-                let message = format!("slot {} is outside 0..2**32 - 1", object.str()?);
-                Err(Failure::Refused(Class::Slot, message))
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
+fn to_pairs(pairs: Pairs) -> Result<Vec<Pair>> {
+    let slot = |number: Number<u32>| number.named_or(Class::Slot, "slot");
+    let pair = |(source, destination)| Ok(Pair { source: slot(source)?, destination: slot(destination)? });
+    pairs.into_iter().map(pair).collect()
 }
 
-fn to_pairs(pairs: &[(Slot, Slot)]) -> Vec<Pair> {
-    pairs.iter().map(|(source, destination)| Pair { source: source.0, destination: destination.0 }).collect()
-}
-
-fn all_threads() -> NonZeroUsize {
-    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+/// How many threads may work: all by default.
+fn at_least_one(threads: Option<Number<usize>>) -> Result<NonZeroUsize> {
+    let Some(threads) = threads else {
+        return Ok(std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN));
+    };
+    NonZeroUsize::new(threads.named("threads")?)
+        .ok_or_else(|| Failure::Refused(Class::Misuse, "threads must be at least 1, got 0".into()))
 }

@@ -6,12 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::errors::{Class, Failure, Result};
+
 /// Forks between the first process that loaded this module and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// Names this process among its ancestors. A load, where asking for the process id would be a system call.
 pub(crate) fn generation() -> u64 {
     FORKS.load(Ordering::Relaxed)
+}
+
+/// Refuses what was made in another process, which `made_in` names.
+pub(crate) fn check(made_in: u64, what: &str) -> Result<()> {
+    if made_in == generation() {
+        return Ok(());
+    }
+    let rule = format!("this {what} belongs to the process that made it: a forked child makes its own");
+    Err(Failure::Refused(Class::Forked, rule))
 }
 
 #[pyfunction]

@@ -6,6 +6,7 @@ mod counters;
 mod errors;
 mod fork;
 mod handles;
+mod number;
 mod request;
 mod results;
 mod tensor;

@@ -6,6 +6,7 @@ use pyo3::types::PyString;
 use radixstate::{PoolKind, StartOptions};
 
 use crate::errors::{Class, Failure, Result};
+use crate::number::Number;
 use crate::tokens::Tokens;
 
 /// Keys in different namespaces never match. `adapter` and `epoch` change on every reload of an adapter or of the
@@ -17,9 +18,12 @@ pub(crate) struct Namespace(pub(crate) radixstate::Namespace);
 #[pymethods]
 impl Namespace {
     #[new]
-    #[pyo3(signature = (adapter=0, tenant=None, epoch=0))]
-    fn new(adapter: u64, tenant: Option<&str>, epoch: u64) -> Self {
-        Self(radixstate::Namespace::new(adapter, tenant, epoch))
+    #[pyo3(
+        signature = (adapter=0.into(), tenant=None, epoch=0.into()),
+        text_signature = "(adapter=0, tenant=None, epoch=0)",
+    )]
+    fn new(adapter: Number<u64>, tenant: Option<&str>, epoch: Number<u64>) -> Result<Self> {
+        Ok(Self(radixstate::Namespace::new(adapter.named("adapter")?, tenant, epoch.named("epoch")?)))
     }
 
     /// Identity of the adapter's loaded weights, 0 for none.
@@ -51,6 +55,18 @@ pub(crate) fn namespace_or_default(namespace: Option<&Namespace>) -> radixstate:
     namespace.map_or_else(radixstate::Namespace::default, |namespace| namespace.0.clone())
 }
 
+/// The options of a start.
+pub(crate) fn start_options(
+    reserve: Option<Number<usize>>,
+    max_length: Option<Number<usize>>,
+    no_read: bool,
+    no_store: bool,
+) -> Result<StartOptions> {
+    let reserve = reserve.map(|tokens| tokens.named("reserve")).transpose()?;
+    let max_length = max_length.map(|length| length.named("max_length")).transpose()?;
+    Ok(StartOptions { reserve, max_length, no_read, no_store })
+}
+
 /// One prompt of `Cache.start_many`. Its tokens are converted once, however often it is tried again.
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct Request {
@@ -74,13 +90,13 @@ impl Request {
         py: Python<'_>,
         tokens: Tokens,
         namespace: Option<&Namespace>,
-        reserve: Option<usize>,
-        max_length: Option<usize>,
+        reserve: Option<Number<usize>>,
+        max_length: Option<Number<usize>>,
         no_read: bool,
         no_store: bool,
-    ) -> Self {
-        let options = StartOptions { reserve, max_length, no_read, no_store };
-        Self { tokens: tokens.into_vec(py), namespace: namespace_or_default(namespace), options }
+    ) -> Result<Self> {
+        let options = start_options(reserve, max_length, no_read, no_store)?;
+        Ok(Self { tokens: tokens.into_vec(py), namespace: namespace_or_default(namespace), options })
     }
 
     /// The prompt.

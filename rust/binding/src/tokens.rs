@@ -14,6 +14,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors::{Class, Failure, Result};
+use crate::number::digits;
 
 /// The tokens of one call.
 pub(crate) enum Tokens {
@@ -123,7 +124,7 @@ fn read_items<'py>(items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>) -> 
         match item.extract::<u32>() {
             Ok(number) => numbers.push(number),
             Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
-                return Err(Unfit::Range { position, value: item.str()?.to_string() });
+                return Err(Unfit::Range { position, value: digits(&item) });
             }
             Err(error) => return Err(error.into()),
         }

@@ -186,10 +186,14 @@ impl Cache {
     pub fn retire_step(&mut self, step: u64, refused: &[Stored]) -> Result<(), Misuse> {
         self.settle();
         refused.iter().try_for_each(|stored| self.own_id(stored.cache))?;
-        let Some(written) = self.ledger.steps.retire(step)? else { return Ok(()) };
+        if !self.ledger.steps.retire(step)? {
+            return Ok(());
+        }
         self.note(Decision::RetireStep, [step]);
         refused.iter().for_each(|stored| self.withdraw(stored));
-        written.into_iter().for_each(|pin| self.ledger.prefixes.written(pin));
+        while let Some(written) = self.ledger.steps.next_written() {
+            written.into_iter().for_each(|pin| self.ledger.prefixes.written(pin));
+        }
         self.ledger.release_retired();
         Ok(())
     }
@@ -239,7 +243,7 @@ impl Cache {
     /// which is the last; of namespaces, what was found there. What only reads (`lookup`, `stats`, `check`) and what was
     /// refused as misuse decides nothing.
     ///
-    /// A handle that was dropped counts from the cache's next call on. A garbage collector runs at other moments on
+    /// A handle that was dropped counts from the cache's next call of any kind on. A garbage collector runs at other moments on
     /// other ranks: there, end requests by [`Cache::finish`].
     pub fn digest(&self) -> u64 {
         self.ledger.prefixes.digest.value()

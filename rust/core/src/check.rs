@@ -326,7 +326,8 @@ impl Census {
     fn child_is_sound(&self, cache: &Cache, index: u32, node: &Node, parent: u32) -> bool {
         let tree = &cache.ledger.prefixes.tree;
         let above = tree.node_at(parent);
-        let joined = above.is_some_and(|above| node.start() == above.end && node.attached == above.attached);
+        let joined =
+            above.is_some_and(|above| node.end == above.end + node.key.len() && node.attached == above.attached);
         let reachable = || tree.step(parent, &node.key) == Some((index, node.key.len()));
         joined && !node.key.is_empty() && (!node.attached || reachable())
     }

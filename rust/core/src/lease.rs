@@ -117,6 +117,38 @@ impl Cache {
         Ok(self.pend(lease.0.serial, tokens.len(), slot))
     }
 
+    /// Asks whether [`Cache::publish`] is allowed: without `pending`, before a slot is reserved and anything evicted for
+    /// it; with it, before it is consumed.
+    ///
+    /// # Errors
+    /// As [`Cache::reserve`] and [`Cache::publish`].
+    pub fn check_publish(
+        &self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+        pending: Option<&Pending>,
+    ) -> Result<(), Misuse> {
+        let leased = self.leased(lease)?;
+        if let Some(pending) = pending {
+            self.check_reserved_by(lease.0.serial, pending)?;
+            check_length("tokens", tokens.len(), pending.depth)?;
+        }
+        check_depth(&self.ledger, tokens.len())?;
+        check_prefix(&self.ledger, leased, tokens)?;
+        check_pages(&self.ledger, leased, tokens.len(), pages)
+    }
+
+    /// Asks, before it consumes the pending checkpoint, whether [`Cache::commit_pages`] is allowed.
+    ///
+    /// # Errors
+    /// As [`Cache::commit_pages`].
+    pub fn check_commit_pages(&self, sequence: &Sequence, pages: &[u32], pending: &Pending) -> Result<(), Misuse> {
+        self.own(&sequence.0)?;
+        self.check_reserved_by(sequence.0.serial, pending)?;
+        check_pages(&self.ledger, &self.sequences[sequence.0.key].lease, pending.depth, pages)
+    }
+
     /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the positions from the
     /// lease's depth to the end of `tokens`; exactly those that the tree lacks are adopted.
     ///
@@ -131,13 +163,8 @@ impl Cache {
         pages: &[u32],
         pending: Pending,
     ) -> Result<Published, Misuse> {
-        self.own(&lease.0)?;
+        self.check_publish(lease, tokens, pages, Some(&pending))?;
         self.settle();
-        self.check_pending(lease.0.serial, &pending)?;
-        let leased = &self.leases[lease.0.key];
-        check_length("tokens", tokens.len(), pending.depth)?;
-        check_prefix(&self.ledger, leased, tokens)?;
-        check_pages(&self.ledger, leased, tokens.len(), pages)?;
         let state = self.writing(pending);
         let leased = &mut self.leases[lease.0.key];
         Ok(publish(&mut self.ledger, self.inbox.cache, leased, tokens, pages, state))
@@ -148,11 +175,9 @@ impl Cache {
     /// # Errors
     /// As [`Cache::publish`].
     pub fn commit_pages(&mut self, sequence: &Sequence, pages: &[u32], pending: Pending) -> Result<Published, Misuse> {
-        self.own(&sequence.0)?;
+        self.check_commit_pages(sequence, pages, &pending)?;
         self.settle();
-        self.check_pending(sequence.0.serial, &pending)?;
         let depth = pending.depth;
-        check_pages(&self.ledger, &self.sequences[sequence.0.key].lease, depth, pages)?;
         let state = self.writing(pending);
         let running = &mut self.sequences[sequence.0.key];
         let tokens = &running.tokens[..depth];

@@ -72,7 +72,8 @@ pub struct Stored {
     pub slot: u32,
     /// Names this store; never reused.
     pub serial: u64,
-    /// The step that writes it; lookups ignore it until that step retires. `None`: ready at once.
+    /// The step that writes it; lookups ignore it until that step and all begun before it have retired. `None`: ready
+    /// at once.
     pub step: Option<u64>,
     /// How often this state has been encoded since it was computed: 1 for a prompt computed from its start, one more
     /// than the checkpoint it continued otherwise.

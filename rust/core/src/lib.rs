@@ -68,7 +68,7 @@
 //!
 //! An engine whose device runs behind brackets each launch with [`begin_step`](Cache::begin_step) and
 //! [`retire_step`](Cache::retire_step). What sequences give back meanwhile, pins included, waits for the steps begun
-//! before, and a checkpoint is matched only when the step that writes it has retired. Without steps everything is
+//! before, and a checkpoint is matched only when the step that writes it has retired, with those begun before it. Without steps everything is
 //! usable at once.
 //!
 //! # What goes wrong

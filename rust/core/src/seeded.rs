@@ -6,6 +6,7 @@ use crate::fault::{Fault, with};
 use crate::handle::Sequence;
 use crate::key::Namespace;
 use crate::ledger::Stored;
+use crate::node::Parent;
 use crate::pool::{PoolConfig, PoolKind, Slot};
 use crate::sequence::{Commit, Reservation, StartOptions};
 
@@ -141,8 +142,9 @@ type Damage = fn(&mut Cache);
 
 #[test]
 fn the_checker_names_the_rule_that_damage_breaks() {
+    const ROOT: u32 = 0;
     const NODE: u32 = 1;
-    let damages: [(Rule, &str, Damage); 15] = [
+    let damages: [(Rule, &str, Damage); 19] = [
         (Rule::Pages, "has 8 tokens and 3 pages of 2", |cache| {
             cache.ledger.prefixes.tree.node_mut(NODE).pages.truncate(3);
         }),
@@ -152,6 +154,19 @@ fn the_checker_names_the_rule_that_damage_breaks() {
         }),
         (Rule::Links, "counts 1 children, 0 name it as parent", |cache| {
             cache.ledger.prefixes.tree.node_mut(NODE).children = 1;
+        }),
+        (Rule::Depth, "has a checkpoint at depth 0,", |cache| {
+            let node = cache.ledger.prefixes.tree.node_mut(NODE);
+            (node.end, node.key) = (0, [].into());
+        }),
+        (Rule::Links, "node 0 ending at 0 is not linked as it says", |cache| {
+            cache.ledger.prefixes.tree.node_mut(ROOT).key = [1, 2].into();
+        }),
+        (Rule::Links, "node 0 ending at 0 is not linked as it says", |cache| {
+            cache.ledger.prefixes.tree.node_mut(ROOT).attached = false;
+        }),
+        (Rule::Order, "checkpoint of node 1", |cache| {
+            cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.as_mut().unwrap().listed.leaf = true;
         }),
         (Rule::Leaf, "is an unpinned leaf without a checkpoint", |cache| {
             let node = cache.ledger.prefixes.tree.node_mut(NODE);
@@ -190,6 +205,22 @@ fn the_checker_names_the_rule_that_damage_breaks() {
         cache.check(None).unwrap();
         damage(&mut cache);
         assert_found(&mut cache, rule, words);
+    }
+}
+
+#[test]
+fn a_run_that_starts_before_its_prompt_or_hangs_from_itself_is_reported_and_not_followed() {
+    let damages: [Damage; 2] = [
+        |cache| cache.ledger.prefixes.tree.node_mut(1).end = 3,
+        |cache| cache.ledger.prefixes.tree.node_mut(1).parent = Parent::Node(1),
+    ];
+    for damage in damages {
+        let mut cache = cache();
+        let sequence = start(&mut cache, &PROMPT);
+        let _stored = checkpoint(&mut cache, &sequence, 8);
+        damage(&mut cache);
+        assert_found(&mut cache, Rule::Links, "is not linked as it says");
+        assert_found(&mut cache, Rule::Lease, "do not continue its leased prefix");
     }
 }
 

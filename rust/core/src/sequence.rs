@@ -352,9 +352,9 @@ impl Cache {
         depth: usize,
         source: u32,
     ) -> Result<Reservation, Misuse> {
-        self.running(sequence)?;
+        self.check_checkpoint(sequence, depth, source)?;
+        self.settle();
         let running = &self.sequences[sequence.0.key];
-        running.check_source(&self.ledger, depth, source)?;
         let slot = if running.no_store {
             self.ledger.stats.refusals.no_store += 1;
             Err(Skip::NoStore)
@@ -372,12 +372,9 @@ impl Cache {
     /// # Errors
     /// [`Misuse::NotYourPending`]; [`Misuse::PoolMode`] with an external KV pool, see [`Cache::commit_pages`].
     pub fn commit(&mut self, sequence: &Sequence, pending: Pending) -> Result<Commit, Misuse> {
-        self.running(sequence)?;
-        if self.ledger.has_kv() && !self.ledger.allocates_kv() {
-            return Err(Misuse::PoolMode("the engine owns the kv pages: commit_pages names them"));
-        }
-        self.check_pending(sequence.0.serial, &pending)?;
-        let running = &mut self.sequences[sequence.0.key];
+        self.check_commit(sequence, &pending)?;
+        self.settle();
+        let running = &self.sequences[sequence.0.key];
         if let Err(skip) = self.ledger.check_current(&running.lease) {
             return Ok(Commit::Skipped(skip));
         }
@@ -405,12 +402,33 @@ impl Cache {
         Ok(Skip::NonFinite)
     }
 
-    /// Asks, before a commit consumes it, whether a pending checkpoint was reserved in this cache.
+    /// Asks, before [`Cache::discard`] consumes it, whether a pending checkpoint was reserved in this cache.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
-    pub fn owns_pending(&self, pending: &Pending) -> Result<(), Misuse> {
+    pub fn check_pending(&self, pending: &Pending) -> Result<(), Misuse> {
         self.own(&pending.handle)
+    }
+
+    /// Asks, before it consumes the pending checkpoint, whether [`Cache::commit`] is allowed.
+    ///
+    /// # Errors
+    /// As [`Cache::commit`].
+    pub fn check_commit(&self, sequence: &Sequence, pending: &Pending) -> Result<(), Misuse> {
+        self.own(&sequence.0)?;
+        if self.ledger.has_kv() && !self.ledger.allocates_kv() {
+            return Err(Misuse::PoolMode("the engine owns the kv pages: commit_pages names them"));
+        }
+        self.check_reserved_by(sequence.0.serial, pending)
+    }
+
+    /// Asks, before anything is evicted for it, whether [`Cache::reserve_checkpoint`] is allowed.
+    ///
+    /// # Errors
+    /// As [`Cache::reserve_checkpoint`].
+    pub fn check_checkpoint(&self, sequence: &Sequence, depth: usize, source: u32) -> Result<(), Misuse> {
+        self.own(&sequence.0)?;
+        self.sequences[sequence.0.key].check_source(&self.ledger, depth, source)
     }
 
     /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in flight have retired.
@@ -466,7 +484,7 @@ impl Cache {
         Reservation::Pending(Pending { handle: self.handle(Kind::Pending, key), slot: id, depth })
     }
 
-    pub(crate) fn check_pending(&self, owner: u64, pending: &Pending) -> Result<(), Misuse> {
+    pub(crate) fn check_reserved_by(&self, owner: u64, pending: &Pending) -> Result<(), Misuse> {
         self.own(&pending.handle)?;
         if self.pending[pending.handle.key].owner == owner { Ok(()) } else { Err(Misuse::NotYourPending) }
     }

@@ -26,13 +26,20 @@ impl<T> Steps<T> {
         self.newest
     }
 
-    /// The checkpoints this step wrote, or `None` for a step that retired before.
-    pub(crate) fn retire(&mut self, step: u64) -> Result<Option<Vec<CheckpointPin>>, Misuse> {
+    /// Notes that a step has ended; whether that was news.
+    pub(crate) fn retire(&mut self, step: u64) -> Result<bool, Misuse> {
         if step == 0 || step > self.newest {
             return Err(Misuse::UnknownStep { step, newest: self.newest });
         }
-        let first_time = self.outstanding.remove(&step);
-        Ok(first_time.then(|| self.writing.remove(&step).unwrap_or_default()))
+        Ok(self.outstanding.remove(&step))
+    }
+
+    /// Checkpoints of a step that has retired with all steps before it. Not earlier: their pages may have been
+    /// replaced by pages that an older step writes.
+    pub(crate) fn next_written(&mut self) -> Option<Vec<CheckpointPin>> {
+        let watermark = self.watermark();
+        let oldest = self.writing.first_entry()?;
+        (*oldest.key() <= watermark).then(|| oldest.remove())
     }
 
     /// The step that a write enqueued now belongs to.
@@ -91,8 +98,8 @@ mod tests {
         assert_eq!(steps.next_retired(), None, "step 1 is still out");
         steps.retire(first).unwrap();
         assert_eq!((steps.next_retired(), steps.next_retired()), (Some("a"), None));
-        assert!(steps.retire(third).unwrap().is_some());
-        assert!(steps.retire(third).unwrap().is_none(), "a repeated id changes nothing");
+        assert!(steps.retire(third).unwrap());
+        assert!(!steps.retire(third).unwrap(), "a repeated id is no news");
         assert_eq!(steps.next_retired(), Some("b"));
         assert_eq!(steps.retire(4), Err(Misuse::UnknownStep { step: 4, newest: 3 }));
     }

@@ -136,15 +136,16 @@ impl Tree {
 
     /// Whether `tokens` and the path to `at` agree as far as both go; a broken path agrees with nothing.
     pub(crate) fn agrees(&self, at: u32, tokens: &[u32]) -> bool {
-        let mut next = Some(at);
+        let (mut next, mut below) = (Some(at), usize::MAX);
         while let Some(index) = next {
-            let Some(node) = self.node_at(index) else { return false };
-            let run = tokens.get(node.start()..).unwrap_or_default();
+            let Some(node) = self.node_at(index).filter(|node| node.end <= below) else { return false };
+            let Some(start) = node.end.checked_sub(node.key.len()) else { return false };
+            let run = tokens.get(start..).unwrap_or_default();
             let both = run.len().min(node.key.len());
             if run[..both] != node.key[..both] {
                 return false;
             }
-            next = self.parent(index);
+            (next, below) = (self.parent(index), start);
         }
         true
     }

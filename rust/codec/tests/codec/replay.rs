@@ -67,31 +67,64 @@ fn case(bytes: &mut Unstructured<'_>) -> Result<Case> {
     })
 }
 
-/// Pools at any addresses with any strides, few and small enough to be written out.
+/// Pools one after the other, mostly: few and small enough to be written out.
 fn spec(bytes: &mut Unstructured<'_>) -> Result<Spec> {
     let (state, layout, format) = (*bytes.choose(&STATES)?, *bytes.choose(&LAYOUTS)?, *bytes.choose(&FORMATS)?);
     let mut small = || bytes.int_in_range(1..=3_usize);
     let shape = Shape { heads: small()?, d_k: small()?, d_v: small()? };
     let (layers, active_slots, checkpoint_slots) = (small()?, small()?, small()?);
-    let has_window = bytes.arbitrary()?;
-    let mut pool = |slots| -> Result<Pool> {
-        let address = |_| Ok(4096 + usize::from(bytes.arbitrary::<u16>()? % 4096));
-        let layers = (0..layers).map(address).collect::<Result<_>>()?;
-        let [slot_stride, head_stride, row_stride] = bytes.arbitrary::<[u8; 3]>()?.map(usize::from);
-        Ok(Pool { layers, slots, slot_stride, head_stride, row_stride })
-    };
-    let (active, kept) = (pool(active_slots)?, pool(checkpoint_slots)?);
+    let has_window: bool = bytes.arbitrary()?;
+    let (rows, columns) = shape.matrix(layout);
+    let heads = shape.heads;
+    let mut places = Places { bytes, layers, next: 4096 };
+    let active = places.pool([active_slots, heads, rows, columns * state.bytes()])?;
     let checkpoint = match format {
-        Format::Native => Checkpoint::Native(kept),
-        Format::Bf16 => Checkpoint::Bf16(kept),
-        Format::Int8 => Checkpoint::Int8 { q: kept, scale: pool(checkpoint_slots)? },
+        Format::Native => Checkpoint::Native(places.pool([checkpoint_slots, heads, rows, columns * state.bytes()])?),
+        Format::Bf16 => Checkpoint::Bf16(places.pool([checkpoint_slots, heads, rows, columns * 2])?),
+        Format::Int8 => Checkpoint::Int8 {
+            q: places.pool([checkpoint_slots, heads, rows, columns])?,
+            scale: places.pool([checkpoint_slots, heads, 1, shape.d_k * state.scale().bytes()])?,
+        },
     };
-    let windows = if has_window {
-        vec![Window { active: pool(active_slots)?, checkpoint: pool(checkpoint_slots)?, bytes: 5 }]
-    } else {
-        Vec::new()
+    let mut window = || -> Result<Window> {
+        let (active, checkpoint) = (places.pool([active_slots, 1, 1, 5])?, places.pool([checkpoint_slots, 1, 1, 5])?);
+        Ok(Window { active, checkpoint, bytes: 5 })
     };
+    let windows = if has_window { vec![window()?] } else { Vec::new() };
     Ok(Spec { state, layout, shape, active, checkpoint, windows })
+}
+
+/// Deals out strides and addresses.
+struct Places<'a, 'b> {
+    bytes: &'a mut Unstructured<'b>,
+    layers: usize,
+    next: usize,
+}
+
+impl Places<'_, '_> {
+    /// Sizes are slots, heads, rows, and bytes of a row.
+    fn pool(&mut self, [slots, heads, rows, row]: [usize; 4]) -> Result<Pool> {
+        let row_stride = self.near(row)?;
+        let head_stride = self.near(rows * row_stride)?;
+        let slot_stride = self.near(heads * head_stride)?;
+        let mut layers = Vec::new();
+        for _ in 0..self.layers {
+            let base = self.near(self.next)?;
+            self.next = base + slots * slot_stride;
+            layers.push(base);
+        }
+        Ok(Pool { layers, slots, slot_stride, head_stride, row_stride })
+    }
+
+    /// Mostly what leaves no gap, sometimes a byte more or less, sometimes anything.
+    fn near(&mut self, exact: usize) -> Result<usize> {
+        Ok(match self.bytes.int_in_range(0..=15_u8)? {
+            12 => exact.saturating_sub(1),
+            13 | 14 => exact + 1,
+            15 => self.bytes.arbitrary::<u8>()?.into(),
+            _ => exact,
+        })
+    }
 }
 
 /// No two elements of an accepted spec share an address, by writing out all of them.

@@ -16,10 +16,25 @@ fn a_checkpoint_is_matched_only_when_the_step_that_writes_it_has_retired() {
     cache.finish(sequence).unwrap();
     assert_eq!(cache.evict(PoolKind::Checkpoint, 1), Freed::default(), "it is being written");
     cache.retire_step(step, &[]).unwrap();
-    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8);
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 0, "an older one is out");
     cache.retire_step(older, &[]).unwrap();
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8);
     assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
     assert_sound(&mut cache);
+}
+
+#[test]
+fn pages_that_an_older_step_still_writes_are_not_handed_out() {
+    let mut cache = cache();
+    let (one, two) = (start(&mut cache, &prompt(1, 9)), start(&mut cache, &prompt(1, 5)));
+    let first = cache.begin_step();
+    checkpoint(&mut cache, &one, 8);
+    let second = cache.begin_step();
+    assert_eq!(checkpoint(&mut cache, &two, 4).replaced, 0..4, "by pages that the first step writes");
+    cache.retire_step(second, &[]).unwrap();
+    assert_eq!(look_up(&mut cache, &prompt(1, 5)).reason, Reason::NotReady);
+    cache.retire_step(first, &[]).unwrap();
+    assert_eq!(look_up(&mut cache, &prompt(1, 5)).length, 4);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use arbitrary::{Result, Unstructured};
 use radixstate::{Config, PoolConfig, PoolKind, StartOptions};
 
-use crate::ops::{Depth, Op};
+use crate::ops::{Depth, Op, Wrong};
 
 /// A longer input only repeats itself; the naive cache is slow.
 const MOST_OPERATIONS: usize = 200;
@@ -73,8 +73,9 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
         96..101 => Op::ReserveLeased { lease: number(bytes)?, more: tokens(bytes)?, depth: depth(bytes)? },
         101..105 => Op::Release(number(bytes)?),
         105 => Op::DropLease(number(bytes)?),
-        106..109 => Op::Evict(pool(bytes)?, bytes.int_in_range(0..=3)?),
-        109..112 => Op::TakeFreed,
+        106..108 => Op::Evict(pool(bytes)?, bytes.int_in_range(0..=3)?),
+        108..110 => Op::TakeFreed,
+        110..112 => Op::Wrong(wrong(bytes)?, number(bytes)?),
         112..116 => Op::BeginStep,
         116..126 => {
             let refused = if bytes.ratio(1, 5)? { Some(number(bytes)?) } else { None };
@@ -120,6 +121,15 @@ fn options(bytes: &mut Unstructured<'_>) -> Result<StartOptions> {
     let reserve = if bytes.ratio(1, 3)? { Some(bytes.int_in_range(0..=29)?) } else { None };
     let max_length = if bytes.ratio(1, 10)? { Some(bytes.int_in_range(0..=19)?) } else { None };
     Ok(StartOptions { reserve, max_length, no_read: bytes.ratio(1, 20)?, no_store: bytes.ratio(1, 20)? })
+}
+
+fn wrong(bytes: &mut Unstructured<'_>) -> Result<Wrong> {
+    Ok(match bytes.int_in_range(0..=7_u8)? {
+        0 => Wrong::EmptyPrompt,
+        1 => Wrong::OtherCache,
+        2..5 => Wrong::OtherPending,
+        _ => Wrong::Pages,
+    })
 }
 
 fn pool(bytes: &mut Unstructured<'_>) -> Result<PoolKind> {

@@ -2,7 +2,7 @@
 
 use radixstate::{PoolKind, StartOptions};
 
-/// One operation; `Serve` is several. A number that names a live thing is taken modulo how many there are.
+/// One operation; `Serve` and `Wrong` are several. A number that names a live thing is taken modulo how many there are.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Start {
@@ -57,6 +57,16 @@ pub(crate) enum Op {
     },
     Refuse(usize),
     Reset,
+    Wrong(Wrong, usize),
+}
+
+/// A call that breaks a rule whatever the cache holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wrong {
+    EmptyPrompt,
+    OtherCache,
+    OtherPending,
+    Pages,
 }
 
 /// A depth to checkpoint: the deepest legal one of what is written, or one that may break a rule.

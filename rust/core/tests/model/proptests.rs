@@ -12,7 +12,7 @@ use proptest::test_runner::{Config as RunnerConfig, RngSeed, TestRunner};
 use radixstate::{Config, PoolConfig, PoolKind, StartOptions, Stats};
 
 use crate::both;
-use crate::ops::{Depth, Op};
+use crate::ops::{Depth, Op, Wrong};
 
 /// A geometry, and pools small enough to run short.
 fn config() -> impl Strategy<Value = Config> {
@@ -52,6 +52,10 @@ fn options() -> impl Strategy<Value = StartOptions> {
 
 fn pool() -> impl Strategy<Value = PoolKind> {
     prop_oneof![4 => Just(PoolKind::Checkpoint), 4 => Just(PoolKind::Kv), 1 => Just(PoolKind::Active)]
+}
+
+fn wrong() -> impl Strategy<Value = Wrong> {
+    prop::sample::select(vec![Wrong::EmptyPrompt, Wrong::OtherCache, Wrong::OtherPending, Wrong::Pages])
 }
 
 /// A tenant seldom: two namespaces, one of them busy.
@@ -97,7 +101,8 @@ fn engine() -> impl Strategy<Value = Op> {
         4 => Just(Op::BeginStep),
         6 => (any::<u64>(), prop::option::weighted(0.2, n.clone()))
             .prop_map(|(step, refused)| Op::RetireStep { step, refused }),
-        1 => n.prop_map(Op::Refuse),
+        1 => n.clone().prop_map(Op::Refuse),
+        2 => (wrong(), n).prop_map(|(wrong, n)| Op::Wrong(wrong, n)),
         1 => prop::bool::weighted(0.3).prop_map(|reset| if reset { Op::Reset } else { Op::TakeFreed }),
     ]
 }

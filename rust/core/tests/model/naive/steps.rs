@@ -19,11 +19,12 @@ impl Naive {
             return Ok(());
         }
         refused.iter().for_each(|&serial| self.refuse(serial));
-        let written: Vec<u64> = self.writing.iter().filter(|w| w.step == step).map(|w| w.serial).collect();
-        self.writing.retain(|writing| writing.step != step);
-        self.states.values_mut().filter(|state| written.contains(&state.serial)).for_each(|state| state.ready = true);
         let unretired = self.outstanding.first().copied();
-        self.retiring.retain(|&(newest, _)| unretired.is_some_and(|oldest| oldest <= newest));
+        let out = |step: u64| unretired.is_some_and(|oldest| oldest <= step);
+        let written: Vec<u64> = self.writing.iter().filter(|w| !out(w.step)).map(|w| w.serial).collect();
+        self.writing.retain(|writing| out(writing.step));
+        self.states.values_mut().filter(|state| written.contains(&state.serial)).for_each(|state| state.ready = true);
+        self.retiring.retain(|&(newest, _)| out(newest));
         self.sweep();
         Ok(())
     }

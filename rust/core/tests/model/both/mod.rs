@@ -1,5 +1,7 @@
 //! The real cache and the naive one, driven together: equal results, equal pools, equal counters, equal eviction order.
 
+mod wrong;
+
 use std::collections::BTreeSet;
 
 use radixstate::{
@@ -99,6 +101,7 @@ impl Both {
             Op::Commit(n) => return self.commit(*n),
             Op::DropPending(n) => return self.drop_pending(*n),
             Op::Discard(n) => return self.discard(*n),
+            Op::Wrong(wrong, n) => return self.wrong(*wrong, *n),
             Op::Loaded(_) | Op::Grow(..) | Op::Append(..) | Op::Shrink(_) | Op::TakeSlot(_) => {
                 return self.apply_running(op);
             }
@@ -280,6 +283,8 @@ impl Both {
         let holder = &self.naive.holders[owner];
         let depth = depth.pick(self.naive.legal, holder.written());
         let source = self.source(holder.slots(), source);
+        let allowed = self.real.check_checkpoint(sequence, depth, source);
+        assert_eq!(allowed, self.naive.check_source(*owner, depth, source));
         let reservation = self.real.reserve_checkpoint(sequence, depth, source);
         if let Err(misuse) = self.naive.check_source(*owner, depth, source) {
             assert_eq!(reservation.unwrap_err(), misuse);
@@ -352,14 +357,15 @@ impl Both {
         let Some(holder) = self.naive.holders.get(&owner) else { return self.drop_pending(n) };
         let missing = tokens.len().saturating_sub(holder.depth()) / self.config.page_size as usize;
         let Some(pages) = self.engine_pages(missing) else { return self.drop_pending(n) };
-        let external = self.naive.has_kv() && !self.naive.allocates_kv();
         if let Some(at) = self.sequences.iter().position(|(id, _)| *id == owner) {
             let Waiting { id, pending } = self.pending.swap_remove(n);
             let sequence = &self.sequences[at].1;
-            if external {
+            if self.engine_owns_kv() {
+                self.real.check_commit_pages(sequence, &pages, &pending).unwrap();
                 let published = self.real.commit_pages(sequence, &pages, pending).unwrap();
                 self.published(id, &pages, published);
             } else {
+                self.real.check_commit(sequence, &pending).unwrap();
                 let outcome = self.real.commit(sequence, pending).unwrap();
                 self.committed(id, None, outcome, &[]);
             }
@@ -374,8 +380,11 @@ impl Both {
     fn publish(&mut self, n: usize, owner: u64, tokens: &[u32], pages: &[u32]) {
         let Waiting { id, pending } = self.pending.swap_remove(n);
         let lease = self.leases.iter().find(|(id, _)| *id == owner).map(|(_, lease)| lease);
-        let published = self.real.publish(lease.expect("its holder lives"), tokens, pages, pending);
-        match self.naive.check_prefix(owner, tokens) {
+        let lease = lease.expect("its holder lives");
+        let allowed = self.naive.check_prefix(owner, tokens);
+        assert_eq!(self.real.check_publish(lease, tokens, pages, Some(&pending)), allowed);
+        let published = self.real.publish(lease, tokens, pages, pending);
+        match allowed {
             Ok(()) => self.published(id, pages, published.expect("the model publishes it")),
             Err(misuse) => {
                 assert_eq!(published.unwrap_err(), misuse);
@@ -390,9 +399,13 @@ impl Both {
         self.committed(id, Some(given), outcome, &duplicates);
     }
 
+    fn engine_owns_kv(&self) -> bool {
+        self.naive.has_kv() && !self.naive.allocates_kv()
+    }
+
     /// Free pages of the engine; none when it has too few, no pages at all when it has no KV of its own.
     fn engine_pages(&self, wanted: usize) -> Option<Vec<u32>> {
-        if !self.naive.has_kv() || self.naive.allocates_kv() {
+        if !self.engine_owns_kv() {
             return Some(Vec::new());
         }
         let pages: Vec<u32> = self.engine_free.iter().copied().take(wanted).collect();
