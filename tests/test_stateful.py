@@ -42,11 +42,11 @@ def cached(cache: CheckedCache, prompt: list[int] = PROMPT) -> Stored:
 
 
 def test_a_scheduler_and_the_reference_agree(figures: Figures) -> None:
-    figures.fuzz(SchedulerMachine, examples=500, seconds=SECONDS)
+    figures.fuzz(SchedulerMachine, examples=150, seconds=SECONDS)
 
 
 def test_an_engine_with_its_own_allocators_and_the_reference_agree(figures: Figures) -> None:
-    figures.fuzz(EngineMachine, examples=500, seconds=SECONDS)
+    figures.fuzz(EngineMachine, examples=150, seconds=SECONDS)
 
 
 def test_the_example_of_the_documentation_runs() -> None:
@@ -79,8 +79,9 @@ def test_refusals_of_a_checked_cache_are_the_librarys(cache: CheckedCache) -> No
 
 def test_a_slot_written_after_it_was_given_back_is_found(cache: CheckedCache) -> None:
     seq = cache.start(PROMPT)
+    slot = seq.slot
     seq.finish()
-    compute(cache, seq.slot)
+    compute(cache, slot)
     with pytest.raises(Disagreement, match=r"^active slot 1 was written while nobody owned it$"):
         cache.lookup(PROMPT)
 
@@ -88,10 +89,11 @@ def test_a_slot_written_after_it_was_given_back_is_found(cache: CheckedCache) ->
 def test_a_step_in_flight_may_still_write_what_was_given_back(cache: CheckedCache) -> None:
     with cache.step():
         seq = cache.start(PROMPT)
+        slot = seq.slot
         seq.finish()
-        compute(cache, seq.slot)
+        compute(cache, slot)
     cache.lookup(PROMPT)
-    compute(cache, seq.slot)
+    compute(cache, slot)
     with pytest.raises(Disagreement, match="written while nobody owned it"):
         cache.lookup(PROMPT)
 
@@ -125,15 +127,13 @@ def test_another_answer_than_the_references_is_found(cache: CheckedCache) -> Non
     cache.reference = ReferenceCache(
         page_size=2, checkpoint_stride=8, kv_pages=12, active_slots=3, checkpoint_slots=2
     )
-    with pytest.raises(
-        Disagreement, match=r"^checkpoint_many: the library: .*stored.*, expected .*unaligned"
-    ):
-        cached(cache, PROMPT[:5])
+    with pytest.raises(Disagreement, match=r"^usage of the kv pool: \(12, 9, 3, .*, expected \(12, 12, 0,"):
+        cache.start(PROMPT[:5])
 
 
 def test_ranks_that_diverged_are_found(cache: CheckedCache) -> None:
     cache._rank.evict("kv", 1)
-    with pytest.raises(Disagreement, match="^digests of two ranks"):
+    with pytest.raises(Disagreement, match=r"^digests of two ranks"):
         cache.lookup(PROMPT)
 
 

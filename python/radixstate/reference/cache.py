@@ -293,6 +293,11 @@ class ReferenceCache:
 
     def reserve_checkpoint(self, seq: Running, depth: int, source: int | None) -> Pending | Skipped:
         """Takes a checkpoint slot for the state at `depth`, which active slot `source` holds."""
+        self.check_checkpoint(seq, depth, source)
+        return Skipped("no_store") if seq.no_store else self.reserve(seq.lease, seq.tokens[:depth])
+
+    def check_checkpoint(self, seq: Running, depth: int, source: int | None) -> None:
+        """What must hold before anything is evicted for a checkpoint."""
         self._must_be_legal(depth)
         if depth > min(len(seq.tokens), seq.claimed):
             raise Misuse("depth_past_end")
@@ -301,7 +306,6 @@ class ReferenceCache:
             raise Misuse("not_your_slot")
         if not seq.loaded:
             raise Misuse("not_loaded")
-        return Skipped("no_store") if seq.no_store else self.reserve(seq.lease, seq.tokens[:depth])
 
     def reserve(self, lease: Lease, tokens: Sequence[int]) -> Pending | Skipped:
         """Takes a checkpoint slot for the state after `tokens`, evicting a state only when there is need."""
@@ -352,10 +356,15 @@ class ReferenceCache:
         self, lease: Lease, tokens: Sequence[int], pages: Sequence[int], pending: Pending
     ) -> Published:
         """The same for an engine with pages of its own: `pages` hold the tokens past the lease."""
-        kv = self.pools["kv"]
         if len(tokens) != pending.depth:
             raise Misuse("length_mismatch")
-        target = self._along(lease, tokens)
+        self.check_publish(lease, tokens, pages)
+        return self._publish(lease, self._along(lease, tokens), pages, pending)
+
+    def check_publish(self, lease: Lease, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """What must hold before anything is evicted for publishing."""
+        self._must_be_legal(len(tokens))
+        target, kv = self._along(lease, tokens), self.pools["kv"]
         if kv.capacity > 0 and not kv.external:
             raise Misuse("pool_mode")
         fresh = max(0, target.depth - lease.prefix.depth) // self.page_size if kv.external else 0
@@ -364,7 +373,6 @@ class ReferenceCache:
         known = [*self.pages.values(), *kv.outbox]
         if len(set(pages)) < len(pages) or any(p in known or not 1 <= p <= kv.capacity for p in pages):
             raise Misuse("page_ownership")
-        return self._publish(lease, target, pages, pending)
 
     def _publish(self, lease: Lease, target: Prefix, pages: Sequence[int], pending: Pending) -> Published:
         if target.life != self.life:

@@ -85,9 +85,11 @@ class Audit:
         self._rank_active = Memory(rank.active)
         self._contract = Contract(cache.spec, cache.checkpoints.format)
         self._records: dict[parts.State, Record] = {}
-        self._pages: dict[parts.Prefix, int] = {}  # of internal pools: ids of cached pages
+        self._pages: dict[parts.Prefix, int] = {}  # of an internal pool: the library's cached pages
+        self._their_pages: dict[parts.Prefix, int | None] = {}  # and the reference's, when they were learnt
         self._resident: set[parts.Prefix] = set()
         self._retiring = Retiring(reference)
+        self._finding: Disagreement | None = None
         self._owns_active = not reference.pools["active"].external
         for slot in self.kept.slots:
             self.kept.write(slot, self.kept.poison)
@@ -98,6 +100,8 @@ class Audit:
 
     def before(self) -> None:
         """Notes where the call starts, after looking for writes of the caller where it owns nothing."""
+        if self._finding:
+            raise self._finding
         for slot in self._free_slots():
             if self.active.read(slot) != self.active.poison:
                 raise Disagreement(f"active slot {slot} was written while nobody owned it")
@@ -122,6 +126,13 @@ class Audit:
             written: active slots that it filled.
             encoded: states that it encoded.
         """
+        try:
+            self._compare(touched, set(written), encoded)
+        except Disagreement as finding:
+            self._finding = finding  # what is called on the way out has nothing to add
+            raise
+
+    def _compare(self, touched: Iterable[Owner], written: set[int], encoded: int) -> None:
         self._cache.check()
         self._rank.check()
         for pool, usage in zip(POOLS, self._usage(), strict=True):
@@ -130,7 +141,7 @@ class Audit:
         self._compare_residents()
         self._compare_counts()
         self._compare_pages(touched)
-        self._compare_slots(set(written))
+        self._compare_slots(written)
         self._compare_rows(encoded)
         self.poison_free_slots()
 
@@ -211,9 +222,7 @@ class Audit:
     def _compare_pages(self, touched: Iterable[Owner]) -> None:
         """Sequences and leases have the pages of their prefix, and no page has two owners."""
         if not self._reference.pools["kv"].external:
-            self._pages = {
-                prefix: page for prefix, page in self._pages.items() if prefix in self._reference.pages
-            }
+            self._forget_evicted_pages()
             for owner in touched:
                 self._follow(owner)
             cached: list[Any] = list(self._pages.values())
@@ -230,13 +239,21 @@ class Audit:
             agree("pages of a lease", pin.plain.pages, self._pages_of(pin.model.prefix))
             agree("state of a lease", pin.plain.state, pin.model.state and self.slot_of(pin.model.state))
 
+    def _forget_evicted_pages(self) -> None:
+        """A page that the call evicted may have been replaced by another of the same prefix."""
+        now = self._reference.pages
+        self._their_pages = {
+            prefix: page for prefix, page in self._their_pages.items() if now.get(prefix) == page
+        }
+        self._pages = {prefix: self._pages[prefix] for prefix in self._their_pages}
+
     def _follow(self, owner: Owner) -> None:
         """Learns which pages of a sequence are cached now, and which it gave back."""
         found, ends = owner.plain.pages, self._ends(owner.running.lease.prefix)
         for prefix, page in zip(ends, found, strict=False):
             known = self._pages.get(prefix)
             if known is None and page in owner.private:
-                self._pages[prefix] = page
+                self._pages[prefix], self._their_pages[prefix] = page, self._reference.pages[prefix]
             elif page != known:
                 raise Disagreement(
                     f"kv page {page} of {prefix} is neither the cached one nor the sequence's own"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sized
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixstate import (
     Freed,
@@ -28,6 +29,9 @@ from radixstate.testing.compare import Refused, agree, attempt, words
 if TYPE_CHECKING:
     from radixstate import Request
     from radixstate.errors import CacheError
+
+
+T = TypeVar("T")
 
 
 class CheckedCache(PrefixCache):
@@ -60,7 +64,7 @@ class CheckedCache(PrefixCache):
         Raises:
             ConfigError: as `PrefixCache`, or the pools are not on the CPU.
         """
-        sizes: dict[str, int] = {
+        sizes: dict[str, Any] = {
             "kv_pages": kv_pages,
             "page_size": page_size,
             "checkpoint_stride": checkpoint_stride,
@@ -73,7 +77,7 @@ class CheckedCache(PrefixCache):
         self._audit = Audit(self._library, self.reference, self._rank)
         self._twins: dict[int, tuple[object, Any, Any]] = {}  # by id of the library's object, which is kept
         self._dropped: list[Owner | Pin] = []
-        self._reserved = self._encoded = 0
+        self._encoded = 0  # states that the call encodes
 
     # --- calls ---
 
@@ -95,7 +99,8 @@ class CheckedCache(PrefixCache):
             lambda: self._rank.lookup(tokens, **options),
         )
         self._audit.after()
-        return self._remember(*answers)
+        match: Match = self._remember(*answers)
+        return match
 
     def start(
         self,
@@ -130,9 +135,7 @@ class CheckedCache(PrefixCache):
 
         def reference() -> list[Any]:
             self._require_internal()
-            return self._begun(
-                [attempt(lambda it=it: self._start(it.tokens, _options(it))) for it in requests]
-            )
+            return self._begun([attempt(partial(self._start, it.tokens, _options(it))) for it in requests])
 
         real, expected, echo = self._agree(
             "start_many",
@@ -151,7 +154,7 @@ class CheckedCache(PrefixCache):
         real, expected, echo = self._agree(
             "checkpoint_many",
             lambda: self._library.checkpoint_many(states),
-            lambda: self._checkpoint_many(states, rows),
+            lambda: self._checkpoint_all(states, rows),
             lambda: self._rank.checkpoint_many(
                 [(self._echo(seq), depth, slot) for seq, depth, slot in states]
             ),
@@ -160,7 +163,8 @@ class CheckedCache(PrefixCache):
             self._note_stored(*answer, row)
         owners = [seq._owner for seq, _, _ in states if isinstance(seq, CheckedSequence)]
         self._audit.after(touched=owners, encoded=self._encoded)
-        return real
+        outcomes: list[Stored | Skipped] = real
+        return outcomes
 
     def lease(self, match: Match) -> Lease:
         """See `PrefixCache.lease`."""
@@ -241,16 +245,15 @@ class CheckedCache(PrefixCache):
         """Makes a call on all three and compares what they say; raises what the library refused it with."""
         while self._dropped:
             self._end_dropped(self._dropped.pop(0))
-        self._reserved = self._encoded = 0
+        self._encoded = 0
         self._audit.before()
         real, expected, echo = attempt(library), attempt(reference), attempt(rank)
         agree(f"{call}: the library", say(real), say(expected))
         agree(f"{call}: the second rank", say(echo), say(real))
         if not isinstance(real, Refused):
             return real, expected, echo
-        if not self._reserved:
-            self._audit.refused(misuse=isinstance(real.error, MisuseError))
-        self._audit.after(encoded=self._encoded)
+        self._audit.refused(misuse=isinstance(real.error, MisuseError))
+        self._audit.after()
         try:
             raise real.error
         finally:
@@ -299,51 +302,48 @@ class CheckedCache(PrefixCache):
                 self.reference.loaded(it)
         return started
 
-    def _checkpoint_many(
+    def _checkpoint_all(
         self, states: list[tuple[Sequence, int, int]], rows: list[bytes | None]
     ) -> list[parts.Stored | parts.Skipped | Skipped]:
-        reserved: list[parts.Pending | parts.Skipped] = []
-        try:
-            for seq, depth, source in states:
-                reserved.append(self._reserve(seq, depth, source))
-                self._reserved += isinstance(reserved[-1], parts.Pending)
-            self._encoded = self._reserved
-            running = [self._owner(seq).running for seq, _, _ in states]
-            return [self._commit(*each) for each in zip(running, reserved, rows, strict=True)]
-        finally:
-            self._drop(reserved)
+        asked = [(self._owner(seq).running, depth, self._slot(seq, source)) for seq, depth, source in states]
+        for each in asked:
+            self.reference.check_checkpoint(*each)
+        reserved = [self.reference.reserve_checkpoint(*each) for each in asked]
+        self._encoded = sum(isinstance(it, parts.Pending) for it in reserved)
+        return [
+            self._store(it, row, partial(self.reference.commit, running))
+            for (running, _, _), it, row in zip(asked, reserved, rows, strict=True)
+        ]
 
-    def _reserve(self, seq: Sequence, depth: int, source: int) -> parts.Pending | parts.Skipped:
+    def _slot(self, seq: Sequence, source: int) -> int | None:
+        """The reference's slot for one of a sequence."""
         owner = self._owner(seq)
-        slot = owner.running.slots[owner.slots.index(source)] if source in owner.slots else None
-        return self.reference.reserve_checkpoint(owner.running, depth, slot)
+        return owner.running.slots[owner.slots.index(source)] if source in owner.slots else None
 
-    def _commit(
-        self, running: parts.Running, reserved: parts.Pending | parts.Skipped, row: bytes | None
-    ) -> parts.Stored | parts.Skipped | Skipped:
+    def _store(
+        self,
+        reserved: parts.Pending | parts.Skipped,
+        row: bytes | None,
+        publish: Callable[[parts.Pending], T],
+    ) -> T | parts.Skipped | Skipped:
+        """Publishes what was encoded, unless that was not finite."""
         if isinstance(reserved, parts.Skipped):
             return reserved
-        return Skipped("non_finite") if row is None else self.reference.commit(running, reserved)
+        if row is not None:
+            return publish(reserved)
+        self.reference.drop(reserved)
+        return Skipped("non_finite")
 
     def _publish(
         self, lease: parts.Lease, known: list[int], pages: list[int], row: bytes | None
     ) -> parts.Published | Published:
+        self.reference.check_publish(lease, known, pages)
         reserved = self.reference.reserve(lease, known)
-        if isinstance(reserved, parts.Skipped):
-            return parts.Published(reserved, pages, [])
-        self._reserved = self._encoded = 1
-        try:
-            if row is None:
-                return Published(Skipped("non_finite"), pages, [])
-            return self.reference.publish(lease, known, pages, reserved)
-        finally:
-            self._drop([reserved])
-
-    def _drop(self, reserved: Iterable[parts.Pending | parts.Skipped]) -> None:
-        """Gives back the slots of states that were not stored after all."""
-        for it in reserved:
-            if it in self.reference.pending and isinstance(it, parts.Pending):
-                self.reference.drop(it)
+        self._encoded = int(isinstance(reserved, parts.Pending))
+        made = self._store(reserved, row, partial(self.reference.publish, lease, known, pages))
+        if isinstance(made, Skipped):
+            return Published(made, pages, [])
+        return parts.Published(made, pages, []) if isinstance(made, parts.Skipped) else made
 
     def _owner(self, seq: Sequence) -> Owner:
         if not isinstance(seq, CheckedSequence) or seq._cache is not self:
@@ -503,6 +503,8 @@ class CheckedLease(Lease):
 
         def reference() -> None:
             model = self._model()
+            if state is None and pin.plain.match.length:
+                raise parts.Misuse("already_loaded")
             _require_slot(slot, cache._audit.active.slots)
             cache.reference.lease_loaded(model)
 

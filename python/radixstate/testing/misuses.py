@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from radixstate import Lease, PrefixCache, Sequence, StateSpec, Stored
@@ -57,8 +58,8 @@ def of_every_cache(cache: PrefixCache, foreign: Foreign, released: list[Lease]) 
         wrong += [
             (UseAfterFinishError, lease.loaded),
             (UseAfterFinishError, lease.release),
-            (UseAfterFinishError, lambda lease=lease: lease.load(1)),
-            (UseAfterFinishError, lambda lease=lease: lease.publish([0], source=1)),
+            (UseAfterFinishError, partial(lease.load, 1)),
+            (UseAfterFinishError, partial(lease.publish, [0], source=1)),
         ]
     return wrong
 
@@ -80,9 +81,9 @@ def of_schedulers(
             (UseAfterFinishError, seq.abort),
             (UseAfterFinishError, seq.shrink),
             (UseAfterFinishError, seq.take_slot),
-            (UseAfterFinishError, lambda seq=seq: seq.grow(1)),
-            (UseAfterFinishError, lambda seq=seq: seq.append([0])),
-            (UseAfterFinishError, lambda seq=seq: seq.checkpoint(grid)),
+            (UseAfterFinishError, partial(seq.grow, 1)),
+            (UseAfterFinishError, partial(seq.append, [0])),
+            (UseAfterFinishError, partial(seq.checkpoint, grid)),
         ]
     return wrong
 
@@ -106,7 +107,7 @@ def of_engines(cache: PrefixCache, leases: list[Lease]) -> Wrong:
     ]
     for lease in leases:
         wrong += [
-            (SlotError, lambda lease=lease: lease.load(0)),
-            (SlotError, lambda lease=lease: lease.load(cache.active.slots + 1)),
+            (SlotError, partial(lease.load, 0)),
+            (SlotError, partial(lease.load, cache.active.slots + 1)),
         ]
     return wrong

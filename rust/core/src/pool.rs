@@ -327,8 +327,12 @@ impl<P: Tag> Pool<P> {
     }
 
     pub(crate) fn place(&self, id: u32) -> Place {
-        let unused = if self.config.external { Place::Outside } else { Place::Free };
-        self.places.get(id as usize).copied().unwrap_or(unused)
+        self.places.get(id as usize).copied().unwrap_or(self.unused())
+    }
+
+    /// Where a slot is before its first use.
+    fn unused(&self) -> Place {
+        if self.config.external { Place::Outside } else { Place::Free }
     }
 
     pub(crate) fn free_ids(&self) -> impl Iterator<Item = u32> {
@@ -349,7 +353,7 @@ impl<P: Tag> Pool<P> {
     fn put(&mut self, id: u32, from: Place, to: Place) {
         let was = self.place(id);
         if id as usize >= self.places.len() {
-            self.places.resize(id as usize + 1, self.place(self.config.capacity));
+            self.places.resize(id as usize + 1, self.unused());
         }
         self.places[id as usize] = to;
         assert_eq!(was, from, "a slot has exactly one owner: {} slot {id} on its way to {to:?}", P::KIND);

@@ -1,6 +1,23 @@
 //! What mutation testing found that no other test would notice. MUTANTS.md lists the mutants that are left.
 
-use radixstate::{Cache, Config, Namespace, PoolConfig, Reservation, StartOptions, Started};
+use radixstate::{Cache, Config, Misuse, Namespace, Pending, PoolConfig, Reservation, Sequence, StartOptions, Started};
+
+fn cache(active: PoolConfig) -> Cache {
+    Cache::new(Config::linear(4, active, PoolConfig::internal(2))).unwrap()
+}
+
+fn start(cache: &mut Cache) -> Sequence {
+    let Started { sequence, .. } = cache.start(&Namespace::default(), &[0; 9], StartOptions::default()).unwrap();
+    cache.loaded(&sequence).unwrap();
+    sequence
+}
+
+fn reserve(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Pending {
+    match cache.reserve_checkpoint(sequence, depth, 1).unwrap() {
+        Reservation::Pending(pending) => pending,
+        skipped @ Reservation::Skipped(_) => panic!("{skipped:?}"),
+    }
+}
 
 #[test]
 fn a_namespace_says_what_it_was_made_of() {
@@ -12,14 +29,28 @@ fn a_namespace_says_what_it_was_made_of() {
 
 #[test]
 fn a_pending_checkpoint_says_where_and_how_deep() {
-    let pools = (PoolConfig::internal(1), PoolConfig::internal(2));
-    let mut cache = Cache::new(Config::linear(4, pools.0, pools.1)).unwrap();
-    let started = cache.start(&Namespace::default(), &[0; 9], StartOptions::default()).unwrap();
-    let Started { sequence, .. } = started;
-    cache.loaded(&sequence).unwrap();
+    let mut cache = cache(PoolConfig::internal(1));
+    let sequence = start(&mut cache);
     for depth in [4, 8] {
-        let reserved = cache.reserve_checkpoint(&sequence, depth, 1).unwrap();
-        let Reservation::Pending(pending) = reserved else { panic!("{reserved:?}") };
+        let pending = reserve(&mut cache, &sequence, depth);
         assert_eq!((pending.depth(), pending.slot()), (depth, 1));
     }
+}
+
+/// Their drop alone would give back what they hold, so only what the call says tells that it looked.
+#[test]
+fn handles_of_another_cache_are_refused_even_where_they_only_end() {
+    let (mut one, mut other) = (cache(PoolConfig::internal(1)), cache(PoolConfig::internal(1)));
+    let sequence = start(&mut one);
+    let pending = reserve(&mut one, &sequence, 4);
+    assert_eq!((one.check_pending(&pending), other.check_pending(&pending)), (Ok(()), Err(Misuse::WrongCache)));
+    assert_eq!(other.abort(sequence), Err(Misuse::WrongCache));
+}
+
+#[test]
+fn the_digest_knows_which_slot_a_request_got() {
+    let (mut internal, mut external) = (cache(PoolConfig::internal(1)), cache(PoolConfig::external(1)));
+    let (one, two) = (start(&mut internal), start(&mut external));
+    assert_eq!(internal.view(&one).unwrap().tokens(), external.view(&two).unwrap().tokens());
+    assert_ne!(internal.digest(), external.digest(), "slot 1 and none");
 }
