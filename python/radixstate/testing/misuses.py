@@ -8,6 +8,7 @@ from typing import Any
 
 from radixstate import Lease, PrefixCache, Sequence, StateSpec, Stored
 from radixstate.errors import (
+    AlreadyLoadedError,
     ConfigError,
     DepthPastEndError,
     EmptyPromptError,
@@ -106,8 +107,8 @@ def of_engines(cache: PrefixCache, leases: list[Lease]) -> Wrong:
         (ConfigError, lambda: cache.start_many([])),
     ]
     for lease in leases:
-        wrong += [
-            (SlotError, partial(lease.load, 0)),
-            (SlotError, partial(lease.load, cache.active.slots + 1)),
-        ]
+        if lease.state is None and lease.match.length:
+            wrong += [(AlreadyLoadedError, partial(lease.load, 1))]
+        else:
+            wrong += [(SlotError, partial(lease.load, slot)) for slot in (0, cache.active.slots + 1)]
     return wrong
