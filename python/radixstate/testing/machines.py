@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from radixstate import Lease, Match, Namespace, Request, Sequence, StateSpec, Stored
-from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
+from radixstate.errors import AlreadyLoadedError, MisuseError, NeverFitsError, OutOfSlotsError
 from radixstate.testing import strategies
 from radixstate.testing.checked import CheckedCache
 from radixstate.testing.compare import Disagreement
@@ -431,8 +431,11 @@ class EngineMachine(CacheMachine):
         """The state goes where the engine likes, once; for a miss there is none."""
         leased = self.leased[number]
         depth = leased.lease.match.length
-        if allowed(lambda: leased.lease.load(slot) or True):
-            self.expect(slot, (leased.namespace, tuple(leased.prompt[:depth])) if depth else None)
+        try:
+            leased.lease.load(slot)
+        except AlreadyLoadedError:
+            return
+        self.expect(slot, (leased.namespace, tuple(leased.prompt[:depth])) if depth else None)
 
     @rule(target=CacheMachine.stored, prompt=prompts, namespace=namespaces, in_step=rarely)
     def serve(self, prompt: list[int], namespace: Namespace, in_step: bool) -> Any:
