@@ -43,6 +43,7 @@ prompts, namespaces, rarely = (
 )
 depths = st.tuples(st.integers(1, 20), st.sampled_from([True, True, True, False]))  # mostly made legal
 values = st.sampled_from([None] * 9 + [nan, inf, -inf])  # none: the state is finite
+again = st.sampled_from([0, 0, 1, 1, 2, 3])  # a new prompt, or one that goes on from one cached lately
 
 
 def pattern(spec: StateSpec, key: Key | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -109,6 +110,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.flying: list[int] = []
         self.steps = 0
         self.released: list[Lease] = []
+        self.served: list[tuple[list[int], Namespace]] = []
 
     def open(self, spec: StateSpec, options: dict[str, Any]) -> None:
         """Makes the cache."""
@@ -136,6 +138,13 @@ class CacheMachine(RuleBasedStateMachine):
         ):
             raise Disagreement(f"active slot {slot} does not hold the state of {key}")
 
+    def ask(self, prompt: list[int], namespace: Namespace, again: int) -> tuple[list[int], Namespace]:
+        """What is asked for: something new, or a prompt cached lately and one token more."""
+        if not again or not self.served:
+            return prompt, namespace
+        before, namespace = self.served[-again % len(self.served)]
+        return [*before, prompt[-1]], namespace
+
     def depth(self, drawn: tuple[int, bool], limit: int) -> int:
         """A depth to cache a state at: any, or one that is legal and not beyond `limit`."""
         depth, legal = drawn
@@ -143,9 +152,16 @@ class CacheMachine(RuleBasedStateMachine):
 
     # --- rules ---
 
-    @rule(target=matches, prompt=prompts, namespace=namespaces, most=st.none() | st.integers(0, 6))
-    def lookup(self, prompt: list[int], namespace: Namespace, most: int | None) -> Any:
+    @rule(
+        target=matches,
+        prompt=prompts,
+        namespace=namespaces,
+        again=again,
+        most=st.none() | st.none() | st.integers(0, 6),
+    )
+    def lookup(self, prompt: list[int], namespace: Namespace, again: int, most: int | None) -> Any:
         """A lookup may be used at once, later or never."""
+        prompt, namespace = self.ask(prompt, namespace, again)
         return self.cache.lookup(prompt, namespace=namespace, max_length=most), namespace, prompt
 
     @rule(target=leases, found=matches)
@@ -265,6 +281,7 @@ class SchedulerMachine(CacheMachine):
         target=sequences,
         prompt=prompts,
         namespace=namespaces,
+        again=again,
         reserve=st.none() | st.none() | st.integers(0, 20),
         most=st.none() | st.none() | st.integers(0, 12),
         no_read=rarely,
@@ -274,25 +291,28 @@ class SchedulerMachine(CacheMachine):
         self,
         prompt: list[int],
         namespace: Namespace,
+        again: int,
         reserve: int | None,
         most: int | None,
         no_read: bool,
         no_store: bool,
     ) -> Any:
         """A request, with any option."""
+        prompt, namespace = self.ask(prompt, namespace, again)
         options: Any = {"reserve": reserve, "max_length": most, "no_read": no_read, "no_store": no_store}
         seq = allowed(lambda: self.cache.start(prompt, namespace=namespace, **options))
         return multiple() if seq is None else self.admit(seq, namespace)
 
     @rule(
         target=sequences,
-        asked=st.lists(st.tuples(prompts | st.just([]), namespaces, rarely), min_size=1, max_size=4),
+        drawn=st.lists(st.tuples(prompts, namespaces, again), min_size=1, max_size=4),
+        empty=rarely,
     )
-    def start_many(self, asked: list[tuple[list[int], Namespace, bool]]) -> Any:
+    def start_many(self, drawn: list[tuple[list[int], Namespace, int]], empty: bool) -> Any:
         """A scheduler step's worth of requests, of which some are refused."""
-        requests = [Request(prompt, namespace, no_read=no_read) for prompt, namespace, no_read in asked]
-        outcomes = zip(self.cache.start_many(requests), asked, strict=True)
-        started = [(seq, namespace) for seq, (_, namespace, _) in outcomes if isinstance(seq, Sequence)]
+        asked = [self.ask(*each) for each in drawn] + [([], strategies.NAMESPACES[0])] * empty
+        outcomes = zip(self.cache.start_many([Request(*each) for each in asked]), asked, strict=True)
+        started = [(seq, namespace) for seq, (_, namespace) in outcomes if isinstance(seq, Sequence)]
         return multiple(*[self.admit(seq, namespace) for seq, namespace in started])
 
     @rule(number=sequences, n=st.integers(0, 6))
@@ -319,18 +339,25 @@ class SchedulerMachine(CacheMachine):
             request.held[slot] = request.key(0)
             self.write(slot, request.key(0))
 
+    def source(self, number: int, which: str) -> int:
+        """The running slot of a request, the last one it took on the way, or nobody's."""
+        request = self.live[number]
+        if which == "track" and len(request.held) == 1:
+            self.take_slot(number)
+        return {"running": request.seq.slot, "track": [*request.held][-1], "nobody's": 0}[which]
+
     @rule(
         target=CacheMachine.stored,
         number=sequences,
         drawn=depths,
-        which=st.sampled_from([0, 0, 0, 0, 1, 2]),
+        which=st.sampled_from(["running"] * 4 + ["track"] * 2 + ["nobody's"]),
         value=values,
     )
-    def checkpoint(self, number: int, drawn: tuple[int, bool], which: int, value: float | None) -> Any:
+    def checkpoint(self, number: int, drawn: tuple[int, bool], which: str, value: float | None) -> Any:
         """From any slot of the request or from nobody's, at any depth, finite or not."""
         request = self.live[number]
         depth = self.depth(drawn, min(request.seq.length, request.seq.claimed))
-        source = [*request.held, 0][min(which, len(request.held))]
+        source = self.source(number, which)
         if source:
             request.held[source] = request.key(depth)
             self.write(source, request.key(depth), value)
@@ -342,8 +369,9 @@ class SchedulerMachine(CacheMachine):
         numbers=st.lists(sequences, min_size=1, max_size=3),
         limit=st.integers(1, 20),
         value=values,
+        slip=st.sampled_from([False, False, True]),
     )
-    def checkpoint_many(self, numbers: list[int], limit: int, value: float | None) -> Any:
+    def checkpoint_many(self, numbers: list[int], limit: int, value: float | None, slip: bool) -> Any:
         """All are reserved before the first is committed: one may find its prefix stored meanwhile."""
         states = []
         for number in numbers:
@@ -352,7 +380,10 @@ class SchedulerMachine(CacheMachine):
             request.held[request.seq.slot] = request.key(depth)
             self.write(request.seq.slot, request.key(depth), value if number == numbers[-1] else None)
             states.append((request.seq, depth, request.seq.slot))
-        return multiple(*[it for it in self.cache.checkpoint_many(states) if isinstance(it, Stored)])
+        if slip:
+            states.append((self.live[numbers[0]].seq, 0, 0))  # nobody's slot
+        outcomes = allowed(lambda: self.cache.checkpoint_many(states)) or []
+        return multiple(*[it for it in outcomes if isinstance(it, Stored)])
 
     @precondition(lambda self: len(self.live) < self.cache.active.slots)
     @rule(target=CacheMachine.stored, prompt=prompts, namespace=namespaces, in_step=rarely)
@@ -365,17 +396,28 @@ class SchedulerMachine(CacheMachine):
         if seq is None:
             return multiple()
         number = self.admit(seq, namespace)
-        stored = self.checkpoint(number, (len(prompt), True), 0, None)
+        stored = self.checkpoint(number, (len(prompt), True), "running", None)
         self.end(number, "finish")
+        self.served += [(prompt, namespace)] if isinstance(stored, Stored) else []
         return stored
 
+    @precondition(lambda self: self.served and len(self.live) < self.cache.active.slots)
+    @rule(again=st.integers(1, 4))
+    def probe(self, again: int) -> None:
+        """A request that only reads: what it hits is the last to be evicted."""
+        prompt, namespace = self.ask([0], strategies.NAMESPACES[0], again)
+        seq = allowed(lambda: self.cache.start(prompt, namespace=namespace))
+        if seq is not None:
+            self.end(self.admit(seq, namespace), "finish")
+
     @precondition(lambda self: len(self.live) + 1 < self.cache.active.slots)
-    @rule(target=sequences, prompt=prompts, namespace=namespaces)
-    def race(self, prompt: list[int], namespace: Namespace) -> Any:
+    @rule(target=sequences, prompt=prompts, namespace=namespaces, again=again)
+    def race(self, prompt: list[int], namespace: Namespace, again: int) -> Any:
         """Two requests compute the same prefix at the same time, and go on."""
+        prompt, namespace = self.ask(prompt, namespace, again)
         twins = self.cache.start_many([Request(prompt, namespace)] * 2)
         started = [self.admit(seq, namespace) for seq in twins if isinstance(seq, Sequence)]
-        self.checkpoint_many(started, len(prompt), None)
+        self.checkpoint_many(started, len(prompt), None, slip=False)
         return multiple(*started)
 
     @rule(number=consumes(sequences), how=st.sampled_from(["finish", "abort", "drop", "leave", "fail"]))
@@ -445,9 +487,11 @@ class EngineMachine(CacheMachine):
                 return self.serve(prompt, namespace, False)
         self.cache.evict("kv", max(0, len(prompt) // self.cache.page_size - len(self.free)))
         self.take_freed()
-        number = self.lease(self.lookup(prompt, namespace, None))
+        number = self.lease(self.lookup(prompt, namespace, 0, None))
+        self.load(number, 2)
         stored = self.publish(number, (len(prompt), True), "none", None)
         self.release(number, drop=False)
+        self.served += [(prompt, namespace)] if isinstance(stored, Stored) else []
         return stored
 
     @rule(
