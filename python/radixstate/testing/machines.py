@@ -43,6 +43,7 @@ prompts, namespaces, rarely = (
 )
 depths = st.tuples(st.integers(1, 20), st.sampled_from([True, True, True, False]))  # mostly made legal
 values = st.sampled_from([None] * 9 + [nan, inf, -inf])  # none: the state is finite
+pressures = st.sampled_from([None, None, None, "kv", "checkpoint"])  # evicted for after a request
 again = st.sampled_from([0, 0, 1, 1, 2, 3])  # a new prompt, or one that goes on from one cached lately
 
 
@@ -386,12 +387,20 @@ class SchedulerMachine(CacheMachine):
         return multiple(*[it for it in outcomes if isinstance(it, Stored)])
 
     @precondition(lambda self: len(self.live) < self.cache.active.slots)
-    @rule(target=CacheMachine.stored, prompt=prompts, namespace=namespaces, in_step=rarely)
-    def serve(self, prompt: list[int], namespace: Namespace, in_step: bool) -> Any:
+    @rule(
+        target=CacheMachine.stored,
+        prompt=prompts,
+        namespace=namespaces,
+        again=again,
+        in_step=rarely,
+        pressure=pressures,
+    )
+    def serve(self, prompt: list[int], namespace: Namespace, again: int, in_step: bool, pressure: Any) -> Any:
         """A whole request, which fills the cache for the others."""
         if in_step:
             with self.cache.step() as self.steps:
-                return self.serve(prompt, namespace, False)
+                return self.serve(prompt, namespace, again, False, pressure)
+        prompt, namespace = self.ask(prompt, namespace, again)
         seq = allowed(lambda: self.cache.start(prompt, namespace=namespace))
         if seq is None:
             return multiple()
@@ -399,6 +408,8 @@ class SchedulerMachine(CacheMachine):
         stored = self.checkpoint(number, (len(prompt), True), "running", None)
         self.end(number, "finish")
         self.served += [(prompt, namespace)] if isinstance(stored, Stored) else []
+        if pressure:
+            self.cache.evict(pressure, 1)
         return stored
 
     @precondition(lambda self: self.served and len(self.live) < self.cache.active.slots)
@@ -479,12 +490,20 @@ class EngineMachine(CacheMachine):
             return
         self.expect(slot, (leased.namespace, tuple(leased.prompt[:depth])) if depth else None)
 
-    @rule(target=CacheMachine.stored, prompt=prompts, namespace=namespaces, in_step=rarely)
-    def serve(self, prompt: list[int], namespace: Namespace, in_step: bool) -> Any:
+    @rule(
+        target=CacheMachine.stored,
+        prompt=prompts,
+        namespace=namespaces,
+        again=again,
+        in_step=rarely,
+        pressure=pressures,
+    )
+    def serve(self, prompt: list[int], namespace: Namespace, again: int, in_step: bool, pressure: Any) -> Any:
         """A whole request, which fills the cache for the others; short of pages, the engine asks for some."""
         if in_step:
             with self.cache.step() as self.steps:
-                return self.serve(prompt, namespace, False)
+                return self.serve(prompt, namespace, again, False, pressure)
+        prompt, namespace = self.ask(prompt, namespace, again)
         self.cache.evict("kv", max(0, len(prompt) // self.cache.page_size - len(self.free)))
         self.take_freed()
         number = self.lease(self.lookup(prompt, namespace, 0, None))
@@ -492,6 +511,8 @@ class EngineMachine(CacheMachine):
         stored = self.publish(number, (len(prompt), True), "none", None)
         self.release(number, drop=False)
         self.served += [(prompt, namespace)] if isinstance(stored, Stored) else []
+        if pressure:
+            self.cache.evict(pressure, 1)
         return stored
 
     @rule(

@@ -26,7 +26,10 @@ def prompts(*, longest: int = 20, tokens: Sequence[int] = (0, 1)) -> st.SearchSt
 
     They repeat the first of two `tokens`, and from one of a few forks on the second.
     """
-    lengths, forks = st.integers(1, longest), st.sampled_from([*_FORKS, longest, longest, longest])
+    lengths, forks = (
+        st.sampled_from(range(1, longest + 1)),
+        st.sampled_from([*_FORKS, longest, longest, longest]),
+    )
     return st.builds(lambda n, fork: [tokens[i >= fork] for i in range(n)], lengths, forks)
 
 
