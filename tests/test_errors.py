@@ -282,7 +282,7 @@ def test_an_unknown_pool(cache: PrefixCache) -> None:
         ({"checkpoint_stride": 0}, "checkpoint stride 0"),
         ({"checkpoint_slots": 0}, "checkpoint_slots must be at least 1, got 0"),
         ({"active_slots": 0}, "active_slots must be at least 1, got 0"),
-        ({"kv_pages": 1}, "1 kv pages of 4 tokens hold 4 tokens, less than the first legal depth 8"),
+        ({"kv_pages": 1}, "1 kv pages of 4 tokens hold 4 tokens, no more than the first legal depth 8"),
         ({"format": "fp8"}, "int8, bf16, native, got 'fp8'"),
     ],
 )

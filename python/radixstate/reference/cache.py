@@ -57,7 +57,7 @@ class ReferenceCache:
             "checkpoint": Pool(checkpoint_slots, external=False),
         }
         for pool in self.pools.values():
-            pool.free = [] if pool.external else list(range(pool.capacity, 0, -1))
+            pool.free = [] if pool.external else list(range(1, pool.capacity + 1))
         self.pages: dict[Prefix, int | None] = {}  # one entry per cached page; None in a model without KV
         self.states: dict[Prefix, State] = {}
         self.withdrawn: list[State] = []  # no longer matchable, still being written or read
@@ -172,7 +172,7 @@ class ReferenceCache:
         self._give_back(reader=lease.state, lease=lease)
 
     def _pin(self, match: Match) -> Lease:
-        lease = Lease(match.prefix, match.state)
+        lease = Lease(match.prefix, match.state, match.generation)
         self.leases.append(lease)
         if match.state:
             self.readers.append(match.state)
@@ -403,9 +403,10 @@ class ReferenceCache:
             return Skipped("duplicate")
         self.pending.remove(pending)
         step = max(self.outstanding, default=None)
-        state = State(target, pending.slot, next(self._serials), next(self._stamps), step)
+        generation = pending.owner.generation + 1
+        state = State(target, pending.slot, next(self._serials), generation, next(self._stamps), step)
         self.states[target] = state
-        return Stored(target.depth, state.slot, state.serial, step, replaced)
+        return Stored(target.depth, state.slot, state.serial, generation, step, replaced)
 
     # --- eviction, refusal, reset ---
 

@@ -60,6 +60,7 @@ class Stored:
     depth: int
     slot: int
     serial: int
+    generation: int  # as of the state
     step: int | None
     replaced: tuple[int, int] | None
 
@@ -108,6 +109,7 @@ class State:
     prefix: Prefix
     slot: int
     serial: int
+    generation: int  # how often it was encoded since it was computed
     stamp: int  # when it was stored or last loaded; the lowest is evicted first
     step: int | None  # the step still writing it; none: ready
 
@@ -127,6 +129,11 @@ class Match:
         """Tokens whose pages and state can both be reused."""
         return self.prefix.depth
 
+    @property
+    def generation(self) -> int:
+        """How often the state was encoded; what is computed from the start never was."""
+        return self.state.generation if self.state else 0
+
 
 @dataclass(eq=False)
 class Lease:
@@ -134,6 +141,7 @@ class Lease:
 
     prefix: Prefix
     state: State | None
+    generation: int  # of the state, also after it was loaded
 
 
 @dataclass(eq=False)
@@ -171,7 +179,7 @@ class Return:
 
 @dataclass
 class Pool:
-    """Units 1..=capacity; the last freed is taken first. An external pool only reports what goes back."""
+    """Units 1..=capacity; the lowest free one is taken first. An external pool only reports what goes back."""
 
     capacity: int
     external: bool
@@ -180,8 +188,10 @@ class Pool:
 
     def take(self, n: int) -> list[int]:
         """Takes `n` units."""
-        return [self.free.pop() for _ in range(n)]
+        taken, self.free = self.free[:n], self.free[n:]
+        return taken
 
     def give(self, units: Iterable[int]) -> None:
         """Takes units back."""
         (self.outbox if self.external else self.free).extend(units)
+        self.free.sort()

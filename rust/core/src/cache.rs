@@ -58,9 +58,9 @@ impl Config {
             ));
         };
         let positions = kv.capacity as usize * grid.page;
-        if kv.capacity > 0 && positions < grid.legal {
+        if kv.capacity > 0 && positions <= grid.legal {
             return refuse(format!(
-                "{} kv pages of {} tokens hold {positions} tokens, less than the first legal depth {}: nothing could ever be reused",
+                "{} kv pages of {} tokens hold {positions} tokens, no more than the first legal depth {}: a prompt that reuses it needs one more",
                 kv.capacity, grid.page, grid.legal
             ));
         }

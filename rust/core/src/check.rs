@@ -6,7 +6,7 @@ use std::fmt;
 use crate::cache::Cache;
 use crate::ledger::{Holdings, Leased};
 use crate::node::{Listed, Node, Parent};
-use crate::pool::{Place, Pool, Slot, Tag, Usage};
+use crate::pool::{Pool, Slot, Tag, Usage};
 
 /// The invariant that a [`Violation`] breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,18 +79,6 @@ enum Owner {
     Retiring,
 }
 
-impl Owner {
-    fn place(self) -> Place {
-        match self {
-            Self::FreeList => Place::Free,
-            Self::Outbox => Place::Outbox,
-            Self::Node { .. } | Self::Withdrawn { .. } => Place::Cached,
-            Self::Lease(_) | Self::Sequence(_) | Self::Pending(_) => Place::Held,
-            Self::Retiring => Place::Retiring,
-        }
-    }
-}
-
 /// Slots as found, and pins as they should be.
 #[derive(Default)]
 struct Census {
@@ -121,11 +109,9 @@ impl Cache {
         census.order(self);
         census.leases(self);
         for &page in engine_free.unwrap_or_default() {
-            let kv = &self.ledger.prefixes.kv;
-            if kv.in_range(page) && kv.place(page) != Place::Outside {
-                let place = kv.place(page);
-                census.report(Rule::EngineFree, format!("kv page {page} is free in the engine and {place:?} here"));
-            }
+            census.expect(Rule::EngineFree, !self.ledger.prefixes.kv.has_adopted(page), || {
+                format!("kv page {page} is free in the engine and adopted here")
+            });
         }
         let violations = census.violations;
         if violations.is_empty() { Ok(()) } else { Err(Report { violations }) }
@@ -156,9 +142,9 @@ impl Census {
 
     fn holdings(&mut self, holdings: &Holdings, owner: Owner) {
         let Holdings { node, checkpoint, pages, active, state } = holdings;
-        found(&mut self.kv, pages, owner);
-        found(&mut self.active, active, owner);
-        found(&mut self.checkpoints, state, owner);
+        found(&mut self.kv, pages.ids(), owner);
+        found(&mut self.active, active.ids(), owner);
+        found(&mut self.checkpoints, state.iter().map(Slot::id), owner);
         if let Some(node) = node {
             *self.node_pins.entry(*node).or_default() += 1;
         }
@@ -171,7 +157,7 @@ impl Census {
         let prefixes = &cache.ledger.prefixes;
         let has_kv = cache.ledger.has_kv();
         for (index, node) in prefixes.tree.nodes() {
-            found(&mut self.kv, &node.pages, Owner::Node { index, pinned: node.pins > 0 });
+            found(&mut self.kv, node.pages.ids(), Owner::Node { index, pinned: node.pins > 0 });
             let page = prefixes.grid.page;
             let pages = if has_kv { node.key.len() / page } else { 0 };
             let whole = node.key.len().is_multiple_of(page) && node.pages.len() == pages;
@@ -180,7 +166,7 @@ impl Census {
             });
             if let Some(checkpoint) = &node.checkpoint {
                 let owner = Owner::Node { index, pinned: checkpoint.pins > 0 };
-                found(&mut self.checkpoints, [&checkpoint.slot], owner);
+                found(&mut self.checkpoints, [checkpoint.slot.id()], owner);
                 let legal = prefixes.grid.legal;
                 let on_grid = node.end.is_multiple_of(legal) && node.end > 0;
                 self.expect(Rule::Depth, on_grid, || {
@@ -191,7 +177,7 @@ impl Census {
             self.expect(Rule::Leaf, kept, || format!("node {index} is an unpinned leaf without a checkpoint"));
         }
         for (&serial, checkpoint) in &prefixes.withdrawn {
-            found(&mut self.checkpoints, [&checkpoint.slot], Owner::Withdrawn { serial });
+            found(&mut self.checkpoints, [checkpoint.slot.id()], Owner::Withdrawn { serial });
         }
     }
 
@@ -205,50 +191,47 @@ impl Census {
     }
 
     fn pool<P: Tag>(&mut self, pool: &Pool<P>, mut owners: Vec<(u32, Owner)>) {
-        owners.extend(pool.free_ids().map(|id| (id, Owner::FreeList)));
-        owners.extend(pool.outbox_ids().iter().map(|&id| (id, Owner::Outbox)));
+        found(&mut owners, pool.free_ids(), Owner::FreeList);
+        found(&mut owners, pool.outbox_ids(), Owner::Outbox);
         owners.sort_unstable();
         self.recount(pool, &owners);
+        let known: Vec<u32> = if pool.config().external { pool.adopted_ids() } else { (1..pool.fresh()).collect() };
         let mut rest = owners.as_slice();
-        for id in 1..=pool.config().capacity {
-            let here = rest.partition_point(|&(other, _)| other == id);
-            let (mine, others) = rest.split_at(here);
+        for id in known {
+            let strange = rest.partition_point(|&(other, _)| other < id);
+            self.strangers::<P>(&rest[..strange]);
+            let (mine, others) = rest[strange..].split_at(rest[strange..].partition_point(|&(other, _)| other == id));
             rest = others;
-            self.slot(pool, id, mine);
+            self.expect(Rule::OneOwner, !mine.is_empty(), || format!("{} slot {id} is lost", P::KIND));
+            self.expect(Rule::OneOwner, mine.len() < 2, || {
+                let owners: Vec<Owner> = mine.iter().map(|&(_, owner)| owner).collect();
+                format!("{} slot {id} is owned twice: {owners:?}", P::KIND)
+            });
         }
-        self.expect(Rule::OneOwner, rest.is_empty(), || format!("{} pool: ids out of range: {rest:?}", P::KIND));
+        self.strangers::<P>(rest);
     }
 
-    fn slot<P: Tag>(&mut self, pool: &Pool<P>, id: u32, owners: &[(u32, Owner)]) {
-        let place = pool.place(id);
-        let expected = match owners {
-            [] => Place::Outside,
-            [(_, owner)] => owner.place(),
-            many => {
-                let owners: Vec<Owner> = many.iter().map(|&(_, owner)| owner).collect();
-                return self.report(Rule::OneOwner, format!("{} slot {id} is owned twice: {owners:?}", P::KIND));
-            }
-        };
-        if owners.is_empty() && !pool.config().external {
-            return self.report(Rule::OneOwner, format!("{} slot {id} is lost: last seen {place:?}", P::KIND));
-        }
-        self.expect(Rule::OneOwner, place == expected, || {
-            format!("{} slot {id} is {place:?} to its pool, found as {expected:?}", P::KIND)
+    fn strangers<P: Tag>(&mut self, owners: &[(u32, Owner)]) {
+        self.expect(Rule::OneOwner, owners.is_empty(), || {
+            format!("{} pool: slots it never gave out: {owners:?}", P::KIND)
         });
     }
 
     fn recount<P: Tag>(&mut self, pool: &Pool<P>, owners: &[(u32, Owner)]) {
-        let count = |is: &dyn Fn(Owner) -> bool| owners.iter().filter(|&&(_, owner)| is(owner)).count();
-        let evictable = |owner| matches!(owner, Owner::Node { pinned: false, .. });
-        let found = Usage {
-            capacity: pool.config().capacity as usize,
-            free: count(&|owner| owner.place() == Place::Free),
-            held: count(&|owner| owner.place() == Place::Held),
-            evictable: count(&evictable),
-            pinned: count(&|owner| owner.place() == Place::Cached && !evictable(owner)),
-            retiring: count(&|owner| owner.place() == Place::Retiring),
-            outbox: count(&|owner| owner.place() == Place::Outbox),
-        };
+        let mut found = Usage { capacity: pool.config().capacity as usize, ..Usage::default() };
+        if !pool.config().external {
+            found.free = found.capacity - (pool.fresh() as usize - 1);
+        }
+        for (_, owner) in owners {
+            *match owner {
+                Owner::FreeList => &mut found.free,
+                Owner::Outbox => &mut found.outbox,
+                Owner::Node { pinned: false, .. } => &mut found.evictable,
+                Owner::Node { pinned: true, .. } | Owner::Withdrawn { .. } => &mut found.pinned,
+                Owner::Lease(_) | Owner::Sequence(_) | Owner::Pending(_) => &mut found.held,
+                Owner::Retiring => &mut found.retiring,
+            } += 1;
+        }
         let counted = pool.usage();
         self.expect(Rule::Counters, counted == found, || {
             format!("{} pool counts {counted:?}, a recount finds {found:?}", P::KIND)
@@ -385,6 +368,6 @@ impl Census {
     }
 }
 
-fn found<'a, P: 'a>(list: &mut Vec<(u32, Owner)>, slots: impl IntoIterator<Item = &'a Slot<P>>, owner: Owner) {
-    list.extend(slots.into_iter().map(|slot| (slot.id(), owner)));
+fn found(list: &mut Vec<(u32, Owner)>, ids: impl IntoIterator<Item = u32>, owner: Owner) {
+    list.extend(ids.into_iter().map(|id| (id, owner)));
 }

@@ -7,8 +7,6 @@
 pub(crate) enum Fault {
     /// A freed slot does not reach the free list.
     LostSlot,
-    /// A freed slot reaches the free list twice.
-    DoubledSlot,
     /// A checkpoint withdrawn while it is pinned is freed at once.
     EarlyFree,
     /// A pinned checkpoint stays in the eviction order.

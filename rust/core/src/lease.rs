@@ -228,9 +228,9 @@ fn publish(
         ledger.give_back(Holdings { state: Some(state), ..Holdings::default() });
         return Published { outcome: Commit::Skipped(skip), canonical: pages.to_vec(), duplicates: Vec::new() };
     }
-    let adopted = pages.iter().map(|&id| ledger.prefixes.kv.adopt(id)).collect();
+    let adopted = ledger.prefixes.kv.adopt(pages);
     let (outcome, duplicates) = ledger.publish(cache, leased, tokens, adopted, state);
-    let duplicates = duplicates.into_iter().map(|page| ledger.prefixes.kv.hand_back(page)).collect();
+    let duplicates = ledger.prefixes.kv.hand_back(duplicates);
     let canonical = leased.holdings.node.map_or_else(Vec::new, |node| {
         let path = ledger.prefixes.tree.path_pages(node);
         path[path.len() - pages.len()..].to_vec()

@@ -7,7 +7,7 @@ use crate::error::{OutOfSlots, Shortage};
 use crate::key::Namespace;
 use crate::lookup::{Found, Hit};
 use crate::node::NodeId;
-use crate::pool::{Active, Checkpoint, Kv, Pool, PoolKind, Slot};
+use crate::pool::{Active, Checkpoint, Kv, Pool, PoolKind, Slot, Slots};
 use crate::prefixes::{CheckpointPin, Origin, Prefixes};
 use crate::stats::{Bytes, Stats};
 use crate::steps::Steps;
@@ -20,9 +20,9 @@ pub(crate) struct Holdings {
     /// A pin on the checkpoint being loaded.
     pub(crate) checkpoint: Option<CheckpointPin>,
     /// Private pages.
-    pub(crate) pages: Vec<Slot<Kv>>,
+    pub(crate) pages: Slots<Kv>,
     /// Running states.
-    pub(crate) active: Vec<Slot<Active>>,
+    pub(crate) active: Slots<Active>,
     /// A checkpoint slot that is being written.
     pub(crate) state: Option<Slot<Checkpoint>>,
 }
@@ -89,7 +89,7 @@ pub struct Stored {
 pub(crate) struct Placed {
     pub(crate) node: u32,
     /// Given pages that the tree had already.
-    pub(crate) duplicates: Vec<Slot<Kv>>,
+    pub(crate) duplicates: Slots<Kv>,
     pub(crate) replaced: Range<usize>,
 }
 
@@ -172,7 +172,7 @@ impl Ledger {
     }
 
     /// Takes pages, evicting exactly what is missing; or changes nothing.
-    pub(crate) fn claim_pages(&mut self, wanted: usize) -> Result<Vec<Slot<Kv>>, OutOfSlots> {
+    pub(crate) fn claim_pages(&mut self, wanted: usize) -> Result<Slots<Kv>, OutOfSlots> {
         let missing = self.prefixes.kv.shortfall(wanted)?;
         if missing > 0 {
             self.stats.evictions.for_kv += self.prefixes.evict_kv(missing);
@@ -218,9 +218,9 @@ impl Ledger {
         cache: u64,
         lease: &mut Leased,
         tokens: &[u32],
-        pages: Vec<Slot<Kv>>,
+        pages: Slots<Kv>,
         state: Slot<Checkpoint>,
-    ) -> (Result<Stored, Skip>, Vec<Slot<Kv>>) {
+    ) -> (Result<Stored, Skip>, Slots<Kv>) {
         let duplicate = self.prefixes.has_checkpoint(self.origin(lease), tokens);
         let Placed { node, duplicates, replaced } = self.place(lease, tokens, pages);
         let outcome = if duplicate {
@@ -239,15 +239,18 @@ impl Ledger {
         if holdings.is_empty() || !self.steps.any_in_flight() {
             return self.release(holdings);
         }
-        holdings.pages.iter().for_each(|page| self.prefixes.kv.retire(page));
-        holdings.active.iter().for_each(|slot| self.active.retire(slot));
-        holdings.state.iter().for_each(|slot| self.prefixes.checkpoints.retire(slot));
+        self.prefixes.kv.retire(holdings.pages.len());
+        self.active.retire(holdings.active.len());
+        self.prefixes.checkpoints.retire(holdings.state.iter().len());
         self.steps.wait(holdings);
     }
 
     /// Releases what was waiting for steps that have retired by now.
     pub(crate) fn release_retired(&mut self) {
         while let Some(holdings) = self.steps.next_retired() {
+            self.prefixes.kv.end_retirement(holdings.pages.len());
+            self.active.end_retirement(holdings.active.len());
+            self.prefixes.checkpoints.end_retirement(holdings.state.iter().len());
             self.release(holdings);
         }
     }
@@ -262,8 +265,8 @@ impl Ledger {
         if let Some(node) = node {
             self.prefixes.unpin(node);
         }
-        pages.into_iter().for_each(|page| self.prefixes.kv.release(page));
-        active.into_iter().for_each(|slot| self.active.release(slot));
+        self.prefixes.kv.release(pages);
+        self.active.release(active);
         state.into_iter().for_each(|slot| self.prefixes.checkpoints.release(slot));
     }
 
@@ -283,7 +286,7 @@ impl Ledger {
     }
 
     /// Makes the tree hold `tokens`, moving in the pages that it lacks.
-    fn place(&mut self, lease: &Leased, tokens: &[u32], mut pages: Vec<Slot<Kv>>) -> Placed {
+    fn place(&mut self, lease: &Leased, tokens: &[u32], mut pages: Slots<Kv>) -> Placed {
         let depth = tokens.len();
         let from = self.origin(lease).unwrap_or_else(|| self.prefixes.tree.ensure_root(&lease.namespace));
         if depth <= lease.depth {
@@ -291,7 +294,7 @@ impl Ledger {
         }
         let mut node = self.prefixes.descend(from, tokens);
         let existing = self.prefixes.tree.node(node).end;
-        let missing = pages.split_off(((existing - lease.depth) / self.prefixes.grid.page).min(pages.len()));
+        let missing = pages.split_off((existing - lease.depth) / self.prefixes.grid.page);
         if existing < depth {
             node = self.prefixes.extend(node, &tokens[existing..], missing);
         }

@@ -1,7 +1,7 @@
 //! What the tree is made of.
 
 use crate::key::Namespace;
-use crate::pool::{Checkpoint as CheckpointTag, Kv, Slot};
+use crate::pool::{Checkpoint as CheckpointTag, Kv, Slot, Slots};
 
 /// Names a node for as long as it lives: the index is reused, the pair is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub(crate) struct Node {
     /// Depth of the run's end, in tokens from the prompt's start.
     pub(crate) end: usize,
     /// One page for each `page_size` tokens of the run; none in a purely linear model.
-    pub(crate) pages: Vec<Slot<Kv>>,
+    pub(crate) pages: Slots<Kv>,
     pub(crate) children: u32,
     /// Leases on this node, plus children that have pins.
     pub(crate) pins: u32,

@@ -1,7 +1,13 @@
 //! Slots and the pools they come from. Allocates; knows no tokens, no recency.
 
+mod ids;
+mod slots;
+
 use std::fmt;
-use std::marker::PhantomData;
+
+use ids::IdSet;
+use slots::Run;
+pub use slots::{Slot, Slots};
 
 use crate::error::{Misuse, OutOfSlots};
 use crate::fault::{Fault, seeded};
@@ -76,44 +82,6 @@ macro_rules! tags {
 }
 tags!(Kv, Active, Checkpoint);
 
-/// One slot of pool `P`. Moving it is the only way to change its owner.
-///
-/// A slot can't be used twice:
-///
-/// ```compile_fail
-/// use radixstate::pool::{Active, Pool, PoolConfig};
-/// let mut pool = Pool::<Active>::new(PoolConfig::internal(2));
-/// let (one, two) = (pool.take().unwrap(), pool.take().unwrap());
-/// pool.release(one);
-/// pool.release(one); // moved above
-/// ```
-///
-/// Two slots can:
-///
-/// ```
-/// use radixstate::pool::{Active, Pool, PoolConfig};
-/// let mut pool = Pool::<Active>::new(PoolConfig::internal(2));
-/// let (one, two) = (pool.take().unwrap(), pool.take().unwrap());
-/// pool.release(one);
-/// pool.release(two);
-/// ```
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "a slot goes back to its pool or to a new owner"]
-pub struct Slot<P>(u32, PhantomData<P>);
-
-impl<P> Slot<P> {
-    /// The row of the tensors that this slot stands for, `1..=capacity`.
-    pub fn id(&self) -> u32 {
-        self.0
-    }
-
-    /// A slot that no pool gave out, for tests of the checker.
-    #[cfg(test)]
-    pub(crate) fn forged(id: u32) -> Self {
-        Self(id, PhantomData)
-    }
-}
-
 /// Size and ownership of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolConfig {
@@ -142,23 +110,6 @@ impl PoolConfig {
     }
 }
 
-/// Where a slot is, as its pool sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In the free list.
-    Free,
-    /// The engine's (external pools).
-    Outside,
-    /// With a sequence or a pending checkpoint.
-    Held,
-    /// With the tree.
-    Cached,
-    /// Given back, but a step in flight may still touch it.
-    Retiring,
-    /// Freed by the tree, not yet taken by the engine (external pools).
-    Outbox,
-}
-
 /// How many slots are where. For an internal pool the five add up to the capacity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -178,28 +129,44 @@ pub struct Usage {
     pub outbox: usize,
 }
 
-/// A pool of slots with O(1) counters.
+/// Which ids are at hand. Bookkeeping grows with use, so a capacity costs nothing.
+#[derive(Debug)]
+enum Ids<P> {
+    /// The pool allocates: the lowest free id first.
+    Internal {
+        /// Given back, all below `fresh`.
+        free: IdSet,
+        /// The first id never handed out.
+        fresh: u32,
+    },
+    /// The engine allocates.
+    External {
+        /// Taken over from the engine and not yet back, those in the outbox included.
+        adopted: IdSet,
+        /// Freed by the tree, not yet taken by the engine.
+        outbox: Slots<P>,
+    },
+}
+
+/// A pool of slots with O(1) counters. It gives out ids and takes them back; who has them meanwhile is the owners'
+/// to know, and counted here by kind.
 #[derive(Debug)]
 pub struct Pool<P> {
     config: PoolConfig,
-    /// Slots given back, the latest last.
-    free: Vec<u32>,
-    /// The first slot never handed out. Bookkeeping grows with use, so a capacity costs nothing.
-    fresh: u32,
-    /// By id, as far as ids were used.
-    places: Vec<Place>,
     pub(crate) counts: Usage,
-    outbox: Vec<u32>,
-    tag: PhantomData<P>,
+    ids: Ids<P>,
 }
 
 impl<P: Tag> Pool<P> {
     /// A pool with every slot free, or with the engine.
     pub fn new(config: PoolConfig) -> Self {
         let capacity = config.capacity as usize;
-        let free = if config.external { 0 } else { capacity };
-        let counts = Usage { capacity, free, ..Usage::default() };
-        Self { config, free: Vec::new(), fresh: 1, places: Vec::new(), counts, outbox: Vec::new(), tag: PhantomData }
+        let (free, ids) = if config.external {
+            (0, Ids::External { adopted: IdSet::new(), outbox: Slots::default() })
+        } else {
+            (capacity, Ids::Internal { free: IdSet::new(), fresh: 1 })
+        };
+        Self { config, counts: Usage { capacity, free, ..Usage::default() }, ids }
     }
 
     /// How the pool was made.
@@ -224,51 +191,60 @@ impl<P: Tag> Pool<P> {
         if missing > self.counts.evictable { Err(self.short(wanted)) } else { Ok(missing) }
     }
 
-    /// Takes one slot.
+    /// Takes the lowest free slot.
     pub fn take(&mut self) -> Result<Slot<P>, OutOfSlots> {
-        let Some(id) = self.free.pop().or_else(|| self.take_fresh()) else { return Err(self.short(1)) };
+        let run = self.pop(1).ok_or_else(|| self.short(1))?;
         self.counts.free -= 1;
         self.counts.held += 1;
-        self.put(id, Place::Free, Place::Held);
-        Ok(Slot(id, PhantomData))
+        Ok(Slot::new(run.first))
     }
 
-    /// Takes `n` slots, or none.
-    pub fn take_many(&mut self, n: usize) -> Result<Vec<Slot<P>>, OutOfSlots> {
+    /// Takes the `n` lowest free slots, or none.
+    pub fn take_many(&mut self, n: usize) -> Result<Slots<P>, OutOfSlots> {
         if n > self.counts.free {
             return Err(self.short(n));
         }
-        (0..n).map(|_| self.take()).collect()
-    }
-
-    /// Gives a held or retiring slot back.
-    pub fn release(&mut self, slot: Slot<P>) {
-        match self.place(slot.0) {
-            Place::Held => self.counts.held -= 1,
-            Place::Retiring => self.counts.retiring -= 1,
-            place => unreachable!("a slot has exactly one owner: {} slot {} is {place:?}", P::KIND, slot.0),
+        let (mut slots, mut left) = (Slots::default(), n);
+        while left > 0 {
+            let run = self.pop(left).expect("as many slots are free as are counted");
+            left -= run.count as usize;
+            slots.push(run);
         }
-        self.set_free(slot.0);
+        self.counts.free -= n;
+        self.counts.held += n;
+        Ok(slots)
     }
 
-    /// Frees an unpinned slot of the tree.
-    pub(crate) fn release_cached(&mut self, slot: Slot<P>) {
-        self.counts.evictable -= 1;
-        self.set_free(slot.0);
+    /// Gives held slots back.
+    pub fn release(&mut self, slots: impl Into<Slots<P>>) {
+        let slots = slots.into();
+        self.counts.held -= slots.len();
+        self.set_free(slots);
     }
 
-    /// A held slot moves into the tree, unpinned.
-    pub(crate) fn enter_tree(&mut self, slot: &Slot<P>) {
-        self.put(slot.0, Place::Held, Place::Cached);
-        self.counts.held -= 1;
-        self.counts.evictable += 1;
+    /// Frees unpinned slots of the tree.
+    pub(crate) fn release_cached(&mut self, slots: impl Into<Slots<P>>) {
+        let slots = slots.into();
+        self.counts.evictable -= slots.len();
+        self.set_free(slots);
     }
 
-    /// A held slot waits for steps in flight.
-    pub(crate) fn retire(&mut self, slot: &Slot<P>) {
-        self.put(slot.0, Place::Held, Place::Retiring);
-        self.counts.held -= 1;
-        self.counts.retiring += 1;
+    /// `n` held slots move into the tree, unpinned.
+    pub(crate) fn enter_tree(&mut self, n: usize) {
+        self.counts.held -= n;
+        self.counts.evictable += n;
+    }
+
+    /// `n` held slots wait for steps in flight.
+    pub(crate) fn retire(&mut self, n: usize) {
+        self.counts.held -= n;
+        self.counts.retiring += n;
+    }
+
+    /// The steps that `n` slots waited for are over: they are held until they are released.
+    pub(crate) fn end_retirement(&mut self, n: usize) {
+        self.counts.retiring -= n;
+        self.counts.held += n;
     }
 
     /// `n` slots of the tree become pinned.
@@ -290,35 +266,36 @@ impl<P: Tag> Pool<P> {
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Misuse::PageOwnership { page: pair[0], why: "is given twice" });
         }
-        match ids.iter().find(|&&id| !self.in_range(id) || self.place(id) != Place::Outside) {
+        match ids.iter().find(|&&id| !self.in_range(id) || self.has_adopted(id)) {
             None => Ok(()),
             Some(&page) if !self.in_range(page) => Err(Misuse::PageOwnership { page, why: "is outside 1..=capacity" }),
             Some(&page) => Err(Misuse::PageOwnership { page, why: "already belongs to the cache" }),
         }
     }
 
-    /// Takes over a page of the engine; it is then held.
-    pub(crate) fn adopt(&mut self, id: u32) -> Slot<P> {
-        self.put(id, Place::Outside, Place::Held);
-        self.counts.held += 1;
-        Slot(id, PhantomData)
+    /// Takes over pages of the engine, which `check_adoptable` has seen; they are then held.
+    pub(crate) fn adopt(&mut self, ids: &[u32]) -> Slots<P> {
+        let mut slots = Slots::default();
+        ids.iter().for_each(|&id| slots.push(Run { first: id, count: 1 }));
+        for &run in slots.runs() {
+            assert!(self.adopted().insert(run), "a slot has exactly one owner: {} {run:?} was adopted before", P::KIND);
+        }
+        self.counts.held += slots.len();
+        slots
     }
 
-    /// Returns a page that was adopted a moment ago, and turned out not to be needed, to the engine.
-    pub(crate) fn hand_back(&mut self, slot: Slot<P>) -> u32 {
-        self.put(slot.0, Place::Held, Place::Outside);
-        self.counts.held -= 1;
-        slot.0
+    /// Returns pages that were adopted a moment ago, and turned out not to be needed, to the engine.
+    pub(crate) fn hand_back(&mut self, slots: Slots<P>) -> Vec<u32> {
+        self.counts.held -= slots.len();
+        self.disown(slots)
     }
 
     /// What eviction has freed for the engine since the last call, each id once.
     pub(crate) fn take_outbox(&mut self) -> Vec<u32> {
-        let freed = std::mem::take(&mut self.outbox);
-        for &id in &freed {
-            self.put(id, Place::Outbox, Place::Outside);
-        }
+        let Ids::External { outbox, .. } = &mut self.ids else { return Vec::new() };
+        let freed = std::mem::take(outbox);
         self.counts.outbox = 0;
-        freed
+        self.disown(freed)
     }
 
     /// Whether `id` names a usable row.
@@ -326,56 +303,73 @@ impl<P: Tag> Pool<P> {
         (1..=self.config.capacity).contains(&id)
     }
 
-    pub(crate) fn place(&self, id: u32) -> Place {
-        self.places.get(id as usize).copied().unwrap_or(self.unused())
+    /// Whether the engine has handed this id over and not got it back.
+    pub(crate) fn has_adopted(&self, id: u32) -> bool {
+        matches!(&self.ids, Ids::External { adopted, .. } if adopted.contains(id))
     }
 
-    /// Where a slot is before its first use.
-    fn unused(&self) -> Place {
-        if self.config.external { Place::Outside } else { Place::Free }
+    /// The first id that was never handed out; 1 for an external pool. All from there on are as they were at first.
+    pub(crate) fn fresh(&self) -> u32 {
+        if let Ids::Internal { fresh, .. } = self.ids { fresh } else { 1 }
     }
 
-    pub(crate) fn free_ids(&self) -> impl Iterator<Item = u32> {
-        let last = if self.config.external { 0 } else { self.config.capacity };
-        self.free.iter().copied().chain(self.fresh..=last)
+    /// Ids given back.
+    pub(crate) fn free_ids(&self) -> Vec<u32> {
+        if let Ids::Internal { free, .. } = &self.ids { free.iter().collect() } else { Vec::new() }
     }
 
-    pub(crate) fn outbox_ids(&self) -> &[u32] {
-        &self.outbox
+    /// Ids taken over from the engine.
+    pub(crate) fn adopted_ids(&self) -> Vec<u32> {
+        if let Ids::External { adopted, .. } = &self.ids { adopted.iter().collect() } else { Vec::new() }
     }
 
-    fn take_fresh(&mut self) -> Option<u32> {
-        let id = (!self.config.external && self.in_range(self.fresh)).then_some(self.fresh)?;
-        self.fresh += 1;
-        Some(id)
+    /// Ids that wait for the engine to take them.
+    pub(crate) fn outbox_ids(&self) -> Vec<u32> {
+        if let Ids::External { outbox, .. } = &self.ids { outbox.ids().collect() } else { Vec::new() }
     }
 
-    fn put(&mut self, id: u32, from: Place, to: Place) {
-        let was = self.place(id);
-        if id as usize >= self.places.len() {
-            self.places.resize(id as usize + 1, self.unused());
+    /// The lowest free ids that follow each other, at most `most`.
+    fn pop(&mut self, most: usize) -> Option<Run> {
+        let Ids::Internal { free, fresh } = &mut self.ids else { return None };
+        if let Some(run) = free.pop(most) {
+            return Some(run);
         }
-        self.places[id as usize] = to;
-        assert_eq!(was, from, "a slot has exactly one owner: {} slot {id} on its way to {to:?}", P::KIND);
+        let left = self.config.capacity - (*fresh - 1);
+        let run = Run { first: *fresh, count: left.min(u32::try_from(most).unwrap_or(u32::MAX)) };
+        *fresh = run.end();
+        (run.count > 0).then_some(run)
     }
 
-    fn set_free(&mut self, id: u32) {
-        if self.config.external {
-            self.places[id as usize] = Place::Outbox;
-            self.outbox.push(id);
-            self.counts.outbox += 1;
-            return;
-        }
-        self.places[id as usize] = Place::Free;
+    fn set_free(&mut self, slots: Slots<P>) {
         if seeded(Fault::LostSlot) {
             return;
         }
-        self.free.push(id);
-        self.counts.free += 1;
-        if seeded(Fault::DoubledSlot) {
-            self.free.push(id);
-            self.counts.free += 1;
+        match &mut self.ids {
+            Ids::External { outbox, .. } => {
+                self.counts.outbox += slots.len();
+                outbox.append(slots);
+            }
+            Ids::Internal { free, fresh } => {
+                self.counts.free += slots.len();
+                for &run in slots.runs() {
+                    let was_out = run.end() <= *fresh && free.insert(run);
+                    assert!(was_out, "a slot has exactly one owner: {} {run:?} is freed twice", P::KIND);
+                }
+            }
         }
+    }
+
+    fn adopted(&mut self) -> &mut IdSet {
+        let Ids::External { adopted, .. } = &mut self.ids else { unreachable!("an internal pool adopts nothing") };
+        adopted
+    }
+
+    /// The ids are the engine's again.
+    fn disown(&mut self, slots: Slots<P>) -> Vec<u32> {
+        for &run in slots.runs() {
+            assert!(self.adopted().remove(run), "a slot has exactly one owner: {} {run:?} was not adopted", P::KIND);
+        }
+        slots.ids().collect()
     }
 }
 
@@ -384,14 +378,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_handed_out_from_one_and_never_zero() {
-        let mut pool = Pool::<Active>::new(PoolConfig::internal(3));
-        let slots = pool.take_many(3).unwrap();
-        assert_eq!(slots.iter().map(Slot::id).collect::<Vec<_>>(), [1, 2, 3]);
+    fn the_lowest_free_slots_are_handed_out_from_one_and_never_zero() {
+        let mut pool = Pool::<Active>::new(PoolConfig::internal(5));
+        let mut slots = pool.take_many(3).unwrap();
+        assert_eq!(slots.ids().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(pool.take().unwrap().id(), 4);
+        pool.release(slots.split_off(1));
+        pool.release(slots);
+        assert_eq!(pool.take_many(4).unwrap().ids().collect::<Vec<_>>(), [1, 2, 3, 5]);
         let short = pool.take().unwrap_err();
         assert_eq!(short.to_string(), "active pool: wanted 1, 0 free, 0 evictable");
-        slots.into_iter().for_each(|slot| pool.release(slot));
-        assert_eq!(pool.usage(), Usage { capacity: 3, free: 3, ..Usage::default() });
+        assert_eq!(pool.usage(), Usage { capacity: 5, held: 5, ..Usage::default() });
     }
 
     #[test]
@@ -402,10 +399,19 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "a slot has exactly one owner: kv Run { first: 2, count: 1 } is freed twice")]
+    fn a_slot_that_is_free_is_not_freed_again() {
+        let mut pool = Pool::<Kv>::new(PoolConfig::internal(2));
+        let _slots = pool.take_many(2).unwrap();
+        pool.release(Slots::forged(2));
+        pool.release(Slots::forged(2));
+    }
+
+    #[test]
     fn an_external_pool_adopts_only_what_the_engine_owns() {
         let mut pool = Pool::<Kv>::new(PoolConfig::external(2));
         assert!(pool.check_adoptable(&[1, 2]).is_ok());
-        let page = pool.adopt(1);
+        let page = pool.adopt(&[1]);
         for (ids, why) in
             [(vec![1], "already belongs"), (vec![3], "outside"), (vec![0], "outside"), (vec![2, 2], "twice")]
         {
@@ -416,5 +422,7 @@ mod tests {
         assert!(pool.check_adoptable(&[1]).is_err(), "in the outbox it is still the cache's");
         assert_eq!(pool.take_outbox(), [1]);
         assert!(pool.check_adoptable(&[1]).is_ok());
+        let page = pool.adopt(&[2, 1]);
+        assert_eq!((pool.hand_back(page), pool.usage().held), (vec![2, 1], 0));
     }
 }

@@ -11,7 +11,7 @@ use crate::evict::{Lru, Order, Policy};
 use crate::fault::{Fault, seeded};
 use crate::key::Grid;
 use crate::node::{Checkpoint, Listed, Node, NodeId, Parent};
-use crate::pool::{Checkpoint as CheckpointTag, Kv, Pool, PoolConfig, Slot};
+use crate::pool::{Checkpoint as CheckpointTag, Kv, Pool, PoolConfig, Slot, Slots};
 use crate::tree::Tree;
 
 /// What an eviction really freed, in all pools.
@@ -166,7 +166,7 @@ impl Prefixes {
     /// Puts a state at the end of a node. With a writing step it is pinned, with its node, until that step retires.
     pub(crate) fn attach(&mut self, index: u32, slot: Slot<CheckpointTag>, origin: Origin) {
         let Origin { serial, writer, generation } = origin;
-        self.checkpoints.enter_tree(&slot);
+        self.checkpoints.enter_tree(1);
         let depth = self.tree.node(index).end;
         let rank = self.policy.created(depth);
         let checkpoint = Checkpoint { slot, serial, generation, rank, pins: 0, writer, listed: Listed::default() };
@@ -231,8 +231,8 @@ impl Prefixes {
     }
 
     /// Hangs the key's rest below `parent`; its pages move from the sequence to the tree.
-    pub(crate) fn extend(&mut self, parent: u32, key: &[u32], pages: Vec<Slot<Kv>>) -> u32 {
-        pages.iter().for_each(|page| self.kv.enter_tree(page));
+    pub(crate) fn extend(&mut self, parent: u32, key: &[u32], pages: Slots<Kv>) -> u32 {
+        self.kv.enter_tree(pages.len());
         let leaf = self.tree.add_leaf(parent, key, pages);
         self.order.refresh(parent, self.tree.node_mut(parent));
         leaf
@@ -306,7 +306,7 @@ impl Prefixes {
         while self.tree.node(at).is_bare() {
             let Node { parent, pages, .. } = self.tree.remove(at);
             freed += pages.len();
-            pages.into_iter().for_each(|page| self.kv.release_cached(page));
+            self.kv.release_cached(pages);
             match parent {
                 Parent::Node(parent) => at = parent,
                 Parent::Root(_) => return freed,

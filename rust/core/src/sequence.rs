@@ -7,7 +7,7 @@ use crate::handle::{Kind, Pending, Sequence};
 use crate::key::Namespace;
 use crate::ledger::{Holdings, Leased, Ledger, Skip, Stored};
 use crate::lookup::{Hit, Match};
-use crate::pool::{Active, Checkpoint, Kv, PoolKind, Slot};
+use crate::pool::{Checkpoint, Kv, PoolKind, Slot, Slots};
 
 /// The record behind a [`Sequence`].
 #[derive(Debug)]
@@ -99,12 +99,12 @@ pub struct SequenceView<'a> {
 impl<'a> SequenceView<'a> {
     /// The slot of the running state; `None` with an external active pool.
     pub fn slot(self) -> Option<u32> {
-        self.running.lease.holdings.active.first().map(Slot::id)
+        self.slots().next()
     }
 
     /// All active slots, that of the running state first.
     pub fn slots(self) -> impl Iterator<Item = u32> + 'a {
-        self.running.lease.holdings.active.iter().map(Slot::id)
+        self.running.lease.holdings.active.ids()
     }
 
     /// Tokens whose KV and state came from the cache at the start.
@@ -131,17 +131,17 @@ impl<'a> SequenceView<'a> {
     pub fn pages(self) -> Vec<u32> {
         let holdings = &self.running.lease.holdings;
         let mut pages = holdings.node.map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node));
-        pages.extend(holdings.pages.iter().map(Slot::id));
+        pages.extend(holdings.pages.ids());
         pages
     }
 }
 
 impl Running {
     /// Private pages that a deeper lease at `depth` takes over or replaces.
-    fn pages_to(&mut self, depth: usize, page: usize) -> Vec<Slot<Kv>> {
+    fn pages_to(&mut self, depth: usize, page: usize) -> Slots<Kv> {
         let pages = &mut self.lease.holdings.pages;
-        let count = depth.saturating_sub(self.lease.depth) / page;
-        pages.drain(..count.min(pages.len())).collect()
+        let rest = pages.split_off(depth.saturating_sub(self.lease.depth) / page);
+        std::mem::replace(pages, rest)
     }
 
     /// Pages held beyond the leased ones must cover what is claimed.
@@ -156,11 +156,10 @@ impl Running {
 
     fn check_source(&self, ledger: &Ledger, depth: usize, source: u32) -> Result<(), Misuse> {
         check_depth(ledger, depth)?;
-        let active: &[Slot<Active>] = &self.lease.holdings.active;
         let known = if ledger.active.config().external {
             ledger.active.in_range(source)
         } else {
-            active.iter().any(|slot| slot.id() == source)
+            self.lease.holdings.active.ids().any(|slot| slot == source)
         };
         match () {
             () if depth > self.written() => Err(Misuse::DepthPastEnd { depth, end: self.written() }),
@@ -278,7 +277,7 @@ impl Cache {
         self.ledger.feasible(claimed)?;
         let wanted = self.ledger.pages_for(claimed) - self.ledger.pages_for(running.claimed);
         let pages = self.ledger.claim_pages(wanted)?;
-        running.lease.holdings.pages.extend(pages);
+        running.lease.holdings.pages.append(pages);
         running.claimed = claimed;
         Ok(())
     }
@@ -337,7 +336,7 @@ impl Cache {
         }
         let slot = active.take()?;
         let id = slot.id();
-        holdings.active.push(slot);
+        holdings.active.append(slot.into());
         Ok(id)
     }
 
@@ -460,7 +459,7 @@ impl Cache {
     }
 
     fn admit(&mut self, running: Running, matched: Match) -> Started {
-        let dst = running.lease.holdings.active.first().map(Slot::id);
+        let dst = running.lease.holdings.active.ids().next();
         let numbers = [tail(&running.tokens), running.reused as u64, running.claimed as u64, number(dst)];
         self.note(Decision::Start, numbers);
         let begin = match self.state_of(&running.lease) {

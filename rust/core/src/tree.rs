@@ -12,7 +12,7 @@ use rustc_hash::FxHasher;
 use crate::fault::{Fault, seeded};
 use crate::key::{Grid, Namespace};
 use crate::node::{Node, NodeId, Parent};
-use crate::pool::{Kv, Slot};
+use crate::pool::{Kv, Slots};
 
 #[derive(Debug)]
 struct Entry {
@@ -94,7 +94,7 @@ impl Tree {
             parent: Parent::Root(namespace.clone()),
             key: Box::default(),
             end: 0,
-            pages: Vec::new(),
+            pages: Slots::default(),
             children: 0,
             pins: 0,
             checkpoint: None,
@@ -155,7 +155,7 @@ impl Tree {
         let mut ids = Vec::with_capacity(self.node(at).end / self.grid.page);
         let mut next = Some(at);
         while let Some(index) = next {
-            ids.extend(self.node(index).pages.iter().rev().map(Slot::id));
+            ids.extend(self.node(index).pages.ids().rev());
             next = self.parent(index);
         }
         ids.reverse();
@@ -163,7 +163,7 @@ impl Tree {
     }
 
     /// Hangs a new leaf with the run `key` below `parent`.
-    pub(crate) fn add_leaf(&mut self, parent: u32, key: &[u32], pages: Vec<Slot<Kv>>) -> u32 {
+    pub(crate) fn add_leaf(&mut self, parent: u32, key: &[u32], pages: Slots<Kv>) -> u32 {
         let above = self.node_mut(parent);
         above.children += 1;
         let (end, attached) = (above.end + key.len(), above.attached);
@@ -188,7 +188,7 @@ impl Tree {
         let node = self.node_mut(lower);
         let cut = depth - node.start();
         let (upper_key, lower_key) = (Box::from(&node.key[..cut]), Box::from(&node.key[cut..]));
-        let lower_pages = if node.pages.is_empty() { Vec::new() } else { node.pages.split_off(cut / page) };
+        let lower_pages = node.pages.split_off(cut / page);
         node.key = lower_key;
         let mut pins = u32::from(node.pins > 0);
         if seeded(Fault::PinsOnUpperHalf) {
@@ -309,8 +309,8 @@ mod tests {
     #[test]
     fn children_differ_in_their_first_page() {
         let (mut tree, root) = tree(2);
-        let a = tree.add_leaf(root, &[1, 2, 3, 4], Vec::new());
-        let b = tree.add_leaf(root, &[1, 3], Vec::new());
+        let a = tree.add_leaf(root, &[1, 2, 3, 4], Slots::default());
+        let b = tree.add_leaf(root, &[1, 3], Slots::default());
         assert_eq!(tree.step(root, &[1, 2, 3, 9]), Some((a, 2)));
         assert_eq!(tree.step(root, &[1, 3, 3]), Some((b, 2)));
         assert_eq!(tree.step(root, &[1]), None, "less than a page enters nothing");
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn a_split_keeps_the_pins_on_the_lower_half() {
         let (mut tree, root) = tree(1);
-        let lower = tree.add_leaf(root, &[1, 2, 3], Vec::new());
+        let lower = tree.add_leaf(root, &[1, 2, 3], Slots::default());
         tree.node_mut(lower).pins = 3;
         let upper = tree.split(lower, 2);
         assert_eq!((tree.node(upper).pins, tree.node(lower).pins), (1, 3));
@@ -333,10 +333,10 @@ mod tests {
     #[test]
     fn a_stale_id_names_nothing() {
         let (mut tree, root) = tree(1);
-        let leaf = tree.add_leaf(root, &[1], Vec::new());
+        let leaf = tree.add_leaf(root, &[1], Slots::default());
         let id = tree.id(leaf);
         tree.remove(leaf);
-        let again = tree.add_leaf(root, &[2], Vec::new());
+        let again = tree.add_leaf(root, &[2], Slots::default());
         assert_eq!(again, id.index, "the place is reused");
         assert!(tree.get(id).is_none(), "the name is not");
     }

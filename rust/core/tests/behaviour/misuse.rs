@@ -235,7 +235,8 @@ fn a_configuration_in_which_nothing_could_be_reused_is_refused() {
         (Config { checkpoints: PoolConfig::external(4), ..config() }, "the checkpoint pool is always internal"),
         (Config { checkpoints: PoolConfig::internal(0), ..config() }, "the checkpoint pool has 0 slots"),
         (Config { page_size: u32::MAX, checkpoint_stride: u32::MAX - 1, ..config() }, "exceeds 32 bits"),
-        (Config { checkpoint_stride: 26, ..config() }, "hold 24 tokens, less than the first legal depth 26"),
+        (Config { checkpoint_stride: 26, ..config() }, "hold 24 tokens, no more than the first legal depth 26"),
+        (Config { checkpoint_stride: 24, ..config() }, "hold 24 tokens, no more than the first legal depth 24"),
     ];
     for (config, words) in cases {
         let error = Cache::new(config).unwrap_err();

@@ -26,9 +26,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Config, Vec<Op>, bool)> {
 pub(crate) fn config(bytes: &mut Unstructured<'_>) -> Result<Config> {
     let page_size = bytes.int_in_range(1..=4_u32)?;
     let checkpoint_stride = bytes.int_in_range(1..=6_u32)?;
-    // At least the pages up to the first legal depth: the cache refuses less.
-    let first = (1..).find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride)).expect("an lcm exists");
-    let kv = if bytes.ratio(1, 4)? { 0 } else { first + bytes.int_in_range(0..=39)? };
+    // More than the pages up to the first legal depth: the cache refuses less.
+    let legal = (1..).find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride)).expect("an lcm exists");
+    let kv = if bytes.ratio(1, 4)? { 0 } else { legal + 1 + bytes.int_in_range(0..=39)? };
     let kv = PoolConfig { capacity: kv, external: bytes.arbitrary()?, unit_bytes: 3 };
     let active = PoolConfig { capacity: bytes.int_in_range(1..=6)?, external: bytes.arbitrary()?, unit_bytes: 5 };
     let checkpoints = PoolConfig::internal(bytes.int_in_range(1..=9)?).bytes(7);

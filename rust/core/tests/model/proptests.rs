@@ -20,9 +20,9 @@ fn config() -> impl Strategy<Value = Config> {
     let pools = (kv, any::<bool>(), 1..4u32, any::<bool>(), 1..7u32);
     (1..=4u32, 1..=6u32, pools).prop_map(|(page_size, checkpoint_stride, pools)| {
         let (kv, kv_external, active, active_external, checkpoints) = pools;
-        // At least the pages up to the first legal depth: the cache refuses less.
-        let first = (1..).find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride)).expect("an lcm exists");
-        let kv = PoolConfig { capacity: kv.map_or(0, |more| first + more), external: kv_external, unit_bytes: 3 };
+        // More than the pages up to the first legal depth: the cache refuses less.
+        let legal = (1..).find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride)).expect("an lcm exists");
+        let kv = PoolConfig { capacity: kv.map_or(0, |more| legal + 1 + more), external: kv_external, unit_bytes: 3 };
         let active = PoolConfig { capacity: active, external: active_external, unit_bytes: 5 };
         let checkpoints = PoolConfig::internal(checkpoints).bytes(7);
         Config { page_size, checkpoint_stride, kv, active, checkpoints }
