@@ -1,20 +1,26 @@
 //! Measures store and load against `memcpy`, in GB/s of bytes read plus bytes written.
 //!
 //! ```text
-//! cargo run --release -p radixstate-codec --example bandwidth -- [threads]
+//! cargo run --release -p radixstate-codec --example bandwidth -- [threads] [--json]
 //! ```
 //!
-//! Buffers exceed the last-level cache; each number is the best of several rounds, taken in turns.
+//! States are those of a Qwen3-Next: 36 layers, 32 heads, 128 x 128. `memcpy` copies as many bytes as the states have,
+//! in turns with the codec; each number is a median. What one round touches has left the cache by the next. With
+//! `--json`, one object per line and direction.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use radixstate_codec::{Backend, Checkpoint, Layout, Pair, Plan, Pool, Shape, Spec, StateType};
 
-const LAYERS: usize = 8;
-const SLOTS: usize = 9;
+const LAYERS: usize = 36;
 const SHAPE: Shape = Shape { heads: 32, d_k: 128, d_v: 128 };
-const ROUNDS: usize = 7;
+/// Slots that are moved in turns; twice as many as one call moves at most, so that none is in the cache.
+const SLOTS: usize = 8;
+const PAIRS: [usize; 2] = [1, 4];
+const ROUNDS: usize = 15;
+/// Rounds before those: the first write to a page costs more than the copy.
+const WARM_UP: usize = 8;
 
 /// A zeroed buffer that starts at a cache line, as torch's do.
 struct Buffer(Vec<u8>);
@@ -34,8 +40,8 @@ impl Buffer {
         let head_stride = rows * row_stride;
         let slot_stride = SHAPE.heads * head_stride;
         let base = self.address();
-        let layers = (0..LAYERS).map(|layer| base + layer * SLOTS * slot_stride).collect();
-        Pool { layers, slots: SLOTS, slot_stride, head_stride, row_stride }
+        let layers = (0..LAYERS).map(|layer| base + layer * (SLOTS + 1) * slot_stride).collect();
+        Pool { layers, slots: SLOTS + 1, slot_stride, head_stride, row_stride }
     }
 }
 
@@ -56,78 +62,160 @@ fn seconds(work: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// `memcpy` with the given number of threads.
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// `memcpy` by the given number of threads, of which this is one.
 fn copy(source: &[u8], target: &mut [u8], threads: usize) {
     let part = source.len().div_ceil(threads);
+    let mut parts = source.chunks(part).zip(target.chunks_mut(part));
     std::thread::scope(|scope| {
-        for (x, y) in source.chunks(part).zip(target.chunks_mut(part)) {
+        let mine = parts.next();
+        for (x, y) in parts {
             scope.spawn(move || y.copy_from_slice(x));
         }
+        mine.into_iter().for_each(|(x, y)| y.copy_from_slice(x));
     });
 }
 
-fn measure(state: StateType, layout: Layout, backend: Backend, threads: NonZeroUsize) {
-    let elements = LAYERS * SLOTS * SHAPE.heads * SHAPE.d_k * SHAPE.d_v;
-    let channels = LAYERS * SLOTS * SHAPE.heads * SHAPE.d_k;
-    let (rows, columns) = match layout {
-        Layout::KLast => (SHAPE.d_v, SHAPE.d_k),
-        Layout::VLast => (SHAPE.d_k, SHAPE.d_v),
-    };
-    let mut active = Buffer::new(elements * state.bytes());
-    let mut copied = Buffer::new(elements * state.bytes());
-    let (mut q, mut scale) = (Buffer::new(elements), Buffer::new(channels * state.scale().bytes()));
-    fill(&mut active);
-    let spec = Spec {
-        state,
-        layout,
-        shape: SHAPE,
-        active: active.pool(columns, rows, state.bytes()),
-        checkpoint: Checkpoint::Int8 {
-            q: q.pool(columns, rows, 1),
-            scale: scale.pool(SHAPE.d_k, 1, state.scale().bytes()),
-        },
-        windows: Vec::new(),
-    };
-    let plan = Plan::new(spec).expect("the spec is sound").with_backend(backend);
-    let pairs: Vec<_> = (1..SLOTS as u32).map(|slot| Pair { source: slot, destination: slot }).collect();
+/// Two pools of one type, and two buffers to copy between.
+struct Bench {
+    state: StateType,
+    layout: Layout,
+    plan: Plan,
+    copied: [Buffer; 2],
+    /// Keep the memory of the plan.
+    _pools: [Buffer; 3],
+}
 
-    let mut best = [f64::INFINITY; 3];
-    for _ in 0..ROUNDS {
-        let times = [
-            seconds(|| copy(&active.0, &mut copied.0, threads.get())),
-            // SAFETY: the pools lie within the buffers above, which nobody else uses now.
-            seconds(|| drop(unsafe { plan.store(&pairs, threads) }.expect("the pairs are sound"))),
-            // SAFETY: as above.
-            seconds(|| unsafe { plan.load(&pairs, threads) }.expect("the pairs are sound")),
-        ];
-        best = std::array::from_fn(|i| best[i].min(times[i]));
+impl Bench {
+    fn new(state: StateType, layout: Layout) -> Self {
+        let (rows, columns) = match layout {
+            Layout::KLast => (SHAPE.d_v, SHAPE.d_k),
+            Layout::VLast => (SHAPE.d_k, SHAPE.d_v),
+        };
+        let slots = SLOTS + 1;
+        let mut active = Buffer::new(slots * state_bytes(state));
+        let mut q = Buffer::new(slots * elements());
+        let mut scale = Buffer::new(slots * scale_bytes(state));
+        fill(&mut active);
+        let spec = Spec {
+            state,
+            layout,
+            shape: SHAPE,
+            active: active.pool(columns, rows, state.bytes()),
+            checkpoint: Checkpoint::Int8 {
+                q: q.pool(columns, rows, 1),
+                scale: scale.pool(SHAPE.d_k, 1, state.scale().bytes()),
+            },
+            windows: Vec::new(),
+        };
+        let plan = Plan::new(spec).expect("the spec is sound");
+        let mut copied = [(); 2].map(|()| Buffer::new(SLOTS * state_bytes(state)));
+        // Pages that were never written are one page, which stays in the cache.
+        copied.iter_mut().for_each(fill);
+        Self { state, layout, plan, copied, _pools: [active, q, scale] }
     }
-    let usable = (SLOTS - 1) as f64 / SLOTS as f64;
-    let moved = (elements * (state.bytes() + 1) + channels * state.scale().bytes()) as f64 * usable;
-    let memcpy = 2.0 * active.0.len() as f64 / best[0] / 1e9;
-    let [store, load] = [moved / best[1] / 1e9, moved / best[2] / 1e9];
-    let percent = |speed: f64| 100.0 * speed / memcpy;
-    println!(
-        "{:6} {:5} {:5}  memcpy {memcpy:5.1}  store {store:5.1} ({:.0}%)  load {load:5.1} ({:.0}%)",
-        backend.to_string(),
-        format!("{state:?}"),
-        format!("{layout:?}"),
-        percent(store),
-        percent(load),
-    );
+
+    /// GB/s of `memcpy`, of a store and of a load.
+    fn measure(&mut self, backend: Backend, pairs: usize, threads: NonZeroUsize) -> [f64; 3] {
+        let plan = self.plan.clone().with_backend(backend);
+        let mut times = [(); 3].map(|()| Vec::new());
+        for round in 0..WARM_UP + ROUNDS {
+            // A load reads what was stored half the slots ago.
+            let (stored, loaded) = (turn(round, pairs), turn(round + SLOTS / 2 / pairs, pairs));
+            let [from, to] = &mut self.copied;
+            let bytes = state_bytes(self.state) * pairs;
+            let part = (stored[0].source as usize - 1) * state_bytes(self.state)..;
+            let elapsed = [
+                seconds(|| copy(&from.0[part.clone()][..bytes], &mut to.0[part][..bytes], threads.get())),
+                // SAFETY: the pools lie within the buffers of `self`, which nobody else uses now.
+                seconds(|| drop(unsafe { plan.store(&stored, threads) }.expect("the pairs are sound"))),
+                // SAFETY: as above.
+                seconds(|| unsafe { plan.load(&loaded, threads) }.expect("the pairs are sound")),
+            ];
+            if round >= WARM_UP {
+                times.iter_mut().zip(elapsed).for_each(|(times, time)| times.push(time));
+            }
+        }
+        let copied = 2 * state_bytes(self.state);
+        let moved = state_bytes(self.state) + elements() + scale_bytes(self.state);
+        let [copy, store, load] = times.map(median);
+        [copied as f64 / copy, moved as f64 / store, moved as f64 / load].map(|rate| rate * pairs as f64 / 1e9)
+    }
+
+    fn print(&self, backend: Backend, pairs: usize, threads: NonZeroUsize, json: bool, rates: [f64; 3]) {
+        let [memcpy, store, load] = rates;
+        let (state, layout) = (self.state_name(), self.layout_name());
+        for (direction, rate) in [("store", store), ("load", load)] {
+            let ratio = rate / memcpy;
+            if json {
+                println!(
+                    r#"{{"type": "{state}", "layout": "{layout}", "direction": "{direction}", "threads": {threads}, "pairs": {pairs}, "backend": "{backend}", "gb_per_s": {rate:.3}, "memcpy_gb_per_s": {memcpy:.3}, "ratio": {ratio:.3}}}"#
+                );
+            } else {
+                println!(
+                    "{backend:7} {state:5} {layout:7} {direction:6} {pairs} pairs {rate:6.1} GB/s  memcpy {memcpy:6.1}  {:4.0}%",
+                    100.0 * ratio
+                );
+            }
+        }
+    }
+
+    fn state_name(&self) -> &'static str {
+        match self.state {
+            StateType::Bf16 => "bf16",
+            StateType::Fp16 => "fp16",
+            StateType::Fp32 => "fp32",
+        }
+    }
+
+    fn layout_name(&self) -> &'static str {
+        match self.layout {
+            Layout::KLast => "k_last",
+            Layout::VLast => "v_last",
+        }
+    }
+}
+
+/// Elements of one slot, all layers.
+fn elements() -> usize {
+    LAYERS * SHAPE.heads * SHAPE.d_k * SHAPE.d_v
+}
+
+fn state_bytes(state: StateType) -> usize {
+    elements() * state.bytes()
+}
+
+fn scale_bytes(state: StateType) -> usize {
+    LAYERS * SHAPE.heads * SHAPE.d_k * state.scale().bytes()
+}
+
+/// The pairs whose turn it is.
+fn turn(round: usize, pairs: usize) -> Vec<Pair> {
+    let first = round * pairs % SLOTS + 1;
+    (first..first + pairs).map(|slot| slot as u32).map(|slot| Pair { source: slot, destination: slot }).collect()
 }
 
 fn main() {
-    let threads = std::env::args().nth(1).map_or(1, |n| n.parse().expect("threads must be a number of at least 1"));
+    let mut arguments: Vec<_> = std::env::args().skip(1).collect();
+    let json = arguments.iter().any(|argument| argument == "--json");
+    arguments.retain(|argument| argument != "--json");
+    let threads = arguments.first().map_or(1, |n| n.parse().expect("threads must be a number of at least 1"));
     let threads = NonZeroUsize::new(threads).expect("threads must be at least 1");
-    println!("GB/s, {threads} threads, {LAYERS} layers, {} slots, {SHAPE:?}, best of {ROUNDS}", SLOTS - 1);
-    for backend in Backend::available() {
-        if matches!(backend, Backend::Scalar) {
-            continue;
-        }
-        for state in [StateType::Bf16, StateType::Fp16, StateType::Fp32] {
-            for layout in [Layout::KLast, Layout::VLast] {
-                measure(state, layout, backend, threads);
+    if !json {
+        println!("{threads} threads, {LAYERS} layers, {SHAPE:?}, medians of {ROUNDS} rounds");
+    }
+    for state in [StateType::Bf16, StateType::Fp16, StateType::Fp32] {
+        for layout in [Layout::KLast, Layout::VLast] {
+            let mut bench = Bench::new(state, layout);
+            for backend in Backend::available().into_iter().filter(|backend| !matches!(backend, Backend::Scalar)) {
+                for pairs in PAIRS {
+                    let rates = bench.measure(backend, pairs, threads);
+                    bench.print(backend, pairs, threads, json, rates);
+                }
             }
         }
     }

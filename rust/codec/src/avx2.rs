@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use crate::simd::{Simd, Task, Write, each};
 
-/// Exists only on CPUs with AVX2 and F16C.
+/// Exists only on CPUs with AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx2(());
 
@@ -18,12 +18,14 @@ impl Avx2 {
     /// The proof, if this CPU and its operating system allow it.
     #[must_use]
     pub fn new() -> Option<Self> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")).then_some(Self(()))
+        let all =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
     }
 
     /// Runs a task with all instructions enabled. What it streamed is visible to other threads afterwards.
     pub(crate) fn run<T: Task>(self, task: T) {
-        #[target_feature(enable = "avx2,f16c")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         fn enabled<T: Task>(token: Avx2, task: T) {
             task.run(token);
             _mm_sfence();
@@ -104,6 +106,18 @@ impl Simd for Avx2 {
     fn mul(self, a: [__m256; 4], b: [__m256; 4]) -> [__m256; 4] {
         // SAFETY: `self` proves AVX2.
         each!(i => unsafe { _mm256_mul_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [__m256; 4], b: [__m256; 4], c: [__m256; 4]) -> [__m256; 4] {
+        // SAFETY: `self` proves AVX2 and FMA.
+        each!(i => unsafe { _mm256_fmadd_ps(a[i], b[i], c[i]) })
+    }
+
+    #[inline(always)]
+    fn sub_mul(self, c: [__m256; 4], a: [__m256; 4], b: [__m256; 4]) -> [__m256; 4] {
+        // SAFETY: `self` proves AVX2 and FMA.
+        each!(i => unsafe { _mm256_fnmadd_ps(a[i], b[i], c[i]) })
     }
 
     #[inline(always)]

@@ -111,6 +111,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn mul_add(self, a: [__m512; 4], b: [__m512; 4], c: [__m512; 4]) -> [__m512; 4] {
+        // SAFETY: `self` proves AVX-512.
+        each!(i => unsafe { _mm512_fmadd_ps(a[i], b[i], c[i]) })
+    }
+
+    #[inline(always)]
+    fn sub_mul(self, c: [__m512; 4], a: [__m512; 4], b: [__m512; 4]) -> [__m512; 4] {
+        // SAFETY: `self` proves AVX-512.
+        each!(i => unsafe { _mm512_fnmadd_ps(a[i], b[i], c[i]) })
+    }
+
+    #[inline(always)]
     fn load(self, from: &[u8]) -> __m512i {
         assert_eq!(from.len(), WIDTH);
         // SAFETY: `self` proves AVX-512; the slice has the bytes of a register.

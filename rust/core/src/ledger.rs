@@ -311,7 +311,7 @@ impl Ledger {
         replaced: Range<usize>,
     ) -> Stored {
         let (slot, serial, step) = (state.id(), self.next_serial(), self.steps.writer());
-        self.prefixes.attach(node, state, Origin { serial, writer: step, generation });
+        self.prefixes.attach(node, state, Origin { serial, ready: step.is_none(), generation });
         let id = self.prefixes.tree.id(node);
         if let Some(step) = step {
             self.steps.writes(step, CheckpointPin { node: id, serial });

@@ -70,7 +70,7 @@ impl Prefixes {
         let reach = self.tree.walk(root, tokens, |index, node| {
             let Some(checkpoint) = node.checkpoint.as_ref().filter(|_| node.end <= limit) else { return };
             occupied = node.end;
-            if checkpoint.is_ready() {
+            if checkpoint.ready {
                 deepest = Some((index, node.end, checkpoint));
             } else {
                 unready = true;

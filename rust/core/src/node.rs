@@ -13,7 +13,8 @@ pub(crate) struct NodeId {
 /// What a node hangs from.
 #[derive(Debug, Clone)]
 pub(crate) enum Parent {
-    Root(Namespace),
+    /// Boxed: there are few roots, and every node has room for what this holds.
+    Root(Box<Namespace>),
     Node(u32),
 }
 
@@ -28,6 +29,10 @@ pub(crate) struct Node {
     /// One page for each `page_size` tokens of the run; none in a purely linear model.
     pub(crate) pages: Slots<Kv>,
     pub(crate) children: u32,
+    /// The child that was linked last. Only a guess, which whoever follows it verifies.
+    pub(crate) latest: u32,
+    /// Under which the table of children has it, kept so that unlinking and growing read no key.
+    pub(crate) hash: u64,
     /// Leases on this node, plus children that have pins.
     pub(crate) pins: u32,
     /// A node without one is a tombstone if it has children.
@@ -64,15 +69,9 @@ pub(crate) struct Checkpoint {
     pub(crate) rank: u64,
     /// Reads in progress, plus one while it is being written.
     pub(crate) pins: u32,
-    /// The step that writes it, until that step retires.
-    pub(crate) writer: Option<u64>,
+    /// No step that writes it is in flight: it can be hit.
+    pub(crate) ready: bool,
     pub(crate) listed: Listed,
-}
-
-impl Checkpoint {
-    pub(crate) fn is_ready(&self) -> bool {
-        self.writer.is_none()
-    }
 }
 
 /// In which eviction orders a checkpoint stands.
@@ -82,4 +81,15 @@ pub(crate) struct Listed {
     pub(crate) state: bool,
     /// Its node can be evicted, with its KV.
     pub(crate) leaf: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A walk touches every node on its path.
+    #[test]
+    fn a_node_is_two_cache_lines_at_most() {
+        assert!(size_of::<Option<Node>>() + size_of::<u32>() <= 128, "{}", size_of::<Option<Node>>());
+    }
 }

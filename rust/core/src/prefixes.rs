@@ -41,8 +41,8 @@ pub(crate) struct CheckpointPin {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
     pub(crate) serial: u64,
-    /// The step that writes it.
-    pub(crate) writer: Option<u64>,
+    /// No step is writing it.
+    pub(crate) ready: bool,
     /// How often it has been encoded since it was computed.
     pub(crate) generation: u32,
 }
@@ -163,16 +163,16 @@ impl Prefixes {
         self.order.refresh(index, node);
     }
 
-    /// Puts a state at the end of a node. With a writing step it is pinned, with its node, until that step retires.
+    /// Puts a state at the end of a node. Until it is ready it is pinned, with its node.
     pub(crate) fn attach(&mut self, index: u32, slot: Slot<CheckpointTag>, origin: Origin) {
-        let Origin { serial, writer, generation } = origin;
+        let Origin { serial, ready, generation } = origin;
         self.checkpoints.enter_tree(1);
         let depth = self.tree.node(index).end;
         let rank = self.policy.created(depth);
-        let checkpoint = Checkpoint { slot, serial, generation, rank, pins: 0, writer, listed: Listed::default() };
+        let checkpoint = Checkpoint { slot, serial, generation, rank, pins: 0, ready, listed: Listed::default() };
         let before = self.tree.node_mut(index).checkpoint.replace(checkpoint);
         assert!(before.is_none(), "a node has at most one checkpoint");
-        if writer.is_some() {
+        if !ready {
             self.pin_checkpoint(index);
             self.pin(index);
         }
@@ -183,7 +183,7 @@ impl Prefixes {
     pub(crate) fn written(&mut self, pin: CheckpointPin) {
         let node = self.tree.node_mut(pin.node.index);
         if let Some(checkpoint) = node.checkpoint.as_mut().filter(|checkpoint| checkpoint.serial == pin.serial) {
-            checkpoint.writer = None;
+            checkpoint.ready = true;
         }
         self.unpin_checkpoint(pin);
         self.unpin(pin.node.index);

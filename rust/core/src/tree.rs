@@ -91,11 +91,13 @@ impl Tree {
             return root;
         }
         let root = self.put(Node {
-            parent: Parent::Root(namespace.clone()),
+            parent: Parent::Root(Box::new(namespace.clone())),
             key: Box::default(),
             end: 0,
             pages: Slots::default(),
             children: 0,
+            latest: 0,
+            hash: 0,
             pins: 0,
             checkpoint: None,
             attached: true,
@@ -173,6 +175,8 @@ impl Tree {
             end,
             pages,
             children: 0,
+            latest: 0,
+            hash: 0,
             pins: 0,
             checkpoint: None,
             attached,
@@ -200,6 +204,8 @@ impl Tree {
             end: depth,
             pages: std::mem::replace(&mut node.pages, lower_pages),
             children: 1,
+            latest: lower,
+            hash: 0,
             pins,
             checkpoint: None,
             attached: node.attached,
@@ -224,7 +230,7 @@ impl Tree {
         match &node.parent {
             Parent::Node(parent) => self.node_mut(*parent).children -= 1,
             Parent::Root(namespace) if node.attached => {
-                self.roots.remove(namespace);
+                self.roots.remove(&**namespace);
             }
             Parent::Root(_) => {}
         }
@@ -243,26 +249,36 @@ impl Tree {
     }
 
     fn child(&self, parent: u32, first_page: &[u32]) -> Option<u32> {
-        let hash = hash(parent, first_page);
         let hangs_here = |node: &Node| matches!(node.parent, Parent::Node(p) if p == parent);
         // Tolerates a stale entry, which `check()` is there to report.
         let is_it =
             |&index: &u32| self.node_at(index).is_some_and(|node| hangs_here(node) && node.key.starts_with(first_page));
-        self.children.find(hash, is_it).copied()
+        let &Node { children, latest, .. } = self.node(parent);
+        // Chats are chains: an only child costs no probe of the table.
+        if children == 1 && is_it(&latest) {
+            return Some(latest);
+        }
+        self.children.find(hash(parent, first_page), is_it).copied()
     }
 
     /// Enters an attached node into the table of children. Roots are found by namespace instead.
     fn link(&mut self, index: u32) {
-        let (entries, page) = (&self.entries, self.grid.page);
-        if let Some(hash) = hash_of(entries, page, index) {
-            let rehash = |&other: &u32| hash_of(entries, page, other).expect("only attached children are in the table");
+        let page = self.grid.page;
+        let Some(parent) = self.parent(index) else { return };
+        self.node_mut(parent).latest = index;
+        let node = self.node_mut(index);
+        node.hash = hash(parent, &node.key[..page]);
+        if node.attached {
+            let (hash, entries) = (node.hash, &self.entries);
+            let rehash = |&other: &u32| entries[other as usize].node.as_ref().map_or(0, |node| node.hash);
             self.children.insert_unique(hash, index, rehash);
         }
     }
 
     fn unlink(&mut self, index: u32) {
-        if let Some(hash) = hash_of(&self.entries, self.grid.page, index) {
-            let found = self.children.find_entry(hash, |&other| other == index);
+        let node = self.node(index);
+        if node.attached && matches!(node.parent, Parent::Node(_)) {
+            let found = self.children.find_entry(node.hash, |&other| other == index);
             found.expect("an attached child is in the table").remove();
         }
     }
@@ -275,14 +291,6 @@ impl Tree {
         let index = u32::try_from(self.entries.len()).expect("a tree has fewer than 2^32 nodes");
         self.entries.push(Entry { generation: 0, node: Some(node) });
         index
-    }
-}
-
-fn hash_of(entries: &[Entry], page: usize, index: u32) -> Option<u64> {
-    let node = entries[index as usize].node.as_ref()?;
-    match node.parent {
-        Parent::Node(parent) if node.attached => Some(hash(parent, &node.key[..page])),
-        _ => None,
     }
 }
 
