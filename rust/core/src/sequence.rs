@@ -1,5 +1,7 @@
 //! Running requests: start, grow, checkpoint, end. Built on the ledger alone, like the lower layer in `lease.rs`.
 
+use std::borrow::Cow;
+
 use crate::cache::{Cache, Writing};
 use crate::digest::{Decision, tail};
 use crate::error::{Error, Misuse, Shortage};
@@ -194,17 +196,28 @@ pub struct Request<'a> {
 impl Cache {
     /// Starts a request, all or nothing: pins what it reuses, takes an active slot and the pages it reserves.
     ///
-    /// Feasibility is judged with its own pins in place, and exactly the missing pages are evicted.
+    /// Feasibility is judged with its own pins in place, and exactly the missing pages are evicted. The sequence keeps
+    /// the tokens: a `Vec` is moved in, a slice is copied.
     ///
     /// # Errors
     /// [`Shortage`] when a pool is short: nothing was evicted or refreshed. [`Misuse::EmptyPrompt`].
-    pub fn start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) -> Result<Started, Error> {
+    pub fn start<'a>(
+        &mut self,
+        namespace: &Namespace,
+        tokens: impl Into<Cow<'a, [u32]>>,
+        options: StartOptions,
+    ) -> Result<Started, Error> {
         self.settle();
-        self.attempt(|cache| cache.try_start(namespace, tokens, options))
+        self.attempt(|cache| cache.try_start(namespace, tokens.into(), options))
     }
 
-    fn try_start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) -> Result<Started, Error> {
-        let hit = self.find(namespace, tokens, options.max_length)?;
+    fn try_start(
+        &mut self,
+        namespace: &Namespace,
+        tokens: Cow<'_, [u32]>,
+        options: StartOptions,
+    ) -> Result<Started, Error> {
+        let hit = self.find(namespace, &tokens, options.max_length)?;
         let hit = if options.no_read { Hit::NOTHING } else { hit };
         let reserve = options.reserve.unwrap_or(tokens.len());
         self.ledger.feasible(reserve.max(tokens.len()))?;
@@ -225,7 +238,7 @@ impl Cache {
         if !options.no_read {
             self.ledger.consume(hit);
         }
-        let (tokens, reused) = (tokens.to_vec(), hit.length);
+        let (tokens, reused) = (tokens.into_owned(), hit.length);
         let running = Running { lease, tokens, claimed, reused, loaded: false, no_store: options.no_store };
         Ok(self.admit(running, self.describe(namespace, hit)))
     }
