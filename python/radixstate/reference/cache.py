@@ -59,6 +59,8 @@ class ReferenceCache:
         for pool in self.pools.values():
             pool.free = [] if pool.external else list(range(1, pool.capacity + 1))
         self.pages: dict[Prefix, int | None] = {}  # one entry per cached page; None in a model without KV
+        self.brought: dict[Prefix, int] = {}  # the serial of the store that each cached page came with
+        self.stores: dict[int, tuple[Prefix, int]] = {}  # by serial: what, and where its own pages began
         self.states: dict[Prefix, State] = {}
         self.withdrawn: list[State] = []  # no longer matchable, still being written or read
         self.leases: list[Lease] = []
@@ -313,14 +315,14 @@ class ReferenceCache:
         target = self._along(lease, tokens)
         if not tokens:
             return Skipped("not_aligned")
-        if target.life != self.life:
+        if target.life != self.life or target.refused:
             return Skipped("reset")
         if target in self.states:
             return Skipped("duplicate")
         checkpoints = self.pools["checkpoint"]
         self.evict("checkpoint", 1 - len(checkpoints.free))
         if not checkpoints.free:
-            return Skipped("no_room")
+            return Skipped("no_room", wanted=1, free=0, evictable=0)
         pending = Pending(checkpoints.take(1)[0], len(tokens), lease)
         self.pending.append(pending)
         return pending
@@ -333,7 +335,7 @@ class ReferenceCache:
     def _along(lease: Lease, tokens: Sequence[int]) -> Prefix:
         """The prefix that ends with `tokens`, which must lie on the leased path or go on from it."""
         target = lease.prefix._replace(tokens=tuple(tokens))
-        if not target.extends(lease.prefix) and not lease.prefix.extends(target):
+        if not target.extends(lease.prefix) and not lease.prefix.extends(target.cut(target.depth)):
             raise Misuse("prefix_mismatch")
         return target
 
@@ -375,7 +377,7 @@ class ReferenceCache:
             raise Misuse("page_ownership")
 
     def _publish(self, lease: Lease, target: Prefix, pages: Sequence[int], pending: Pending) -> Published:
-        if target.life != self.life:
+        if target.life != self.life or target.refused:
             self.drop(pending)
             return Published(Skipped("reset"), list(pages), [])
         start = lease.prefix.depth
@@ -383,11 +385,15 @@ class ReferenceCache:
         offered: dict[Prefix, int | None] = dict.fromkeys(fresh)
         offered.update(zip(fresh, pages, strict=False))
         duplicates = [page for prefix, page in offered.items() if page and prefix in self.pages]
+        new = [prefix for prefix in offered if prefix not in self.pages]
         self.pages = offered | self.pages  # what is cached already stays
         if target.depth > start:
             lease.prefix = target
         replaced = (start, start + len(duplicates) * self.page_size) if duplicates else None
         outcome = self._attach(target, pending, replaced)
+        if isinstance(outcome, Stored):
+            self.brought |= dict.fromkeys(new, outcome.serial)
+            self.stores[outcome.serial] = target, target.depth - len(new) * self.page_size
         return Published(outcome, self._canonical(target, start), duplicates)
 
     def _page_ends(self, start: int, end: int) -> range:
@@ -435,12 +441,35 @@ class ReferenceCache:
         self.withdrawn.append(state)
         self._settle()
 
-    def refuse(self, serial: int) -> bool:
-        """Withdraws a state that turned out not to be finite; false if it is cached no longer."""
-        found = [state for state in self.states.values() if state.serial == serial]
+    def refuse(self, serial: int) -> int:
+        """Withdraws a state that turned out not to be finite, and with the pages it brought all that stands on them.
+
+        Returns how many states that were: 0 if it is cached no longer.
+        """
+        target, depth = self.stores[serial]
+        still = target.life == self.life and self.brought.get(target) == serial
+        if still and self.pools["kv"].capacity > 0:
+            self._hide(target.cut(depth + self.page_size), depth, serial)
+            found = [s for s in self.states.values() if (depth, serial) in s.prefix.refused]
+        else:
+            found = [state for state in self.states.values() if state.serial == serial]
         for state in found:
             self._withdraw(state)
-        return bool(found)
+        return len(found)
+
+    def _hide(self, first: Prefix, depth: int, serial: int) -> None:
+        """No prompt has page `first` or one beyond it any more; whoever holds them keeps them."""
+
+        def hidden(prefix: Prefix) -> Prefix:
+            return prefix.refuse(depth, serial) if prefix.extends(first) else prefix
+
+        self.pages = {hidden(prefix): page for prefix, page in self.pages.items()}
+        self.brought = {hidden(prefix): by for prefix, by in self.brought.items()}
+        for state in self.states.values():
+            state.prefix = hidden(state.prefix)
+        self.states = {state.prefix: state for state in self.states.values()}
+        for lease in self.leases:
+            lease.prefix = hidden(lease.prefix)
 
     def reset(self) -> None:
         """Lookups see an empty cache; what is pinned stays until its pins go, unreachable."""
@@ -501,4 +530,6 @@ class ReferenceCache:
         self.withdrawn = [state for state in self.withdrawn if self.is_busy(state)]
         self.pools["checkpoint"].give(state.slot for state in idle)
         bare = [prefix for prefix in self.pages if not self.is_needed(prefix)]
+        for prefix in bare:
+            self.brought.pop(prefix, None)
         self.pools["kv"].give(page for page in map(self.pages.pop, bare) if page is not None)

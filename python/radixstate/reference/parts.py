@@ -70,6 +70,9 @@ class Skipped:
     """No state was published; that is no error, for caching is optional work."""
 
     reason: Literal["duplicate", "no_room", "not_aligned", "no_store", "reset"]
+    wanted: int | None = None  # slots, with `no_room`, and so the two below
+    free: int | None = None
+    evictable: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class Prefix(NamedTuple):
     life: int  # resets before it was cached
     namespace: Hashable
     tokens: tuple[int, ...]
+    refused: tuple[
+        tuple[int, int], ...
+    ] = ()  # past which depths, with which store; no prompt has such a prefix
 
     @property
     def depth(self) -> int:
@@ -95,11 +101,16 @@ class Prefix(NamedTuple):
 
     def cut(self, depth: int) -> "Prefix":
         """The first `depth` tokens of it."""
-        return self._replace(tokens=self.tokens[:depth])
+        refused = tuple(mark for mark in self.refused if mark[0] < depth)
+        return self._replace(tokens=self.tokens[:depth], refused=refused)
 
     def extends(self, other: "Prefix") -> bool:
         """Whether `other` lies on the path to it, or is it."""
         return self.cut(other.depth) == other
+
+    def refuse(self, depth: int, serial: int) -> "Prefix":
+        """The same, refused past `depth` with the store `serial`."""
+        return self._replace(refused=tuple(sorted((*self.refused, (depth, serial)))))
 
 
 @dataclass(eq=False)

@@ -178,8 +178,8 @@ impl Cache {
     }
 
     /// A step has ended. Steps may retire in any order; a repeated one changes nothing, its `refused` included.
-    /// `refused` are the checkpoints whose writer found a value that is not finite: they are withdrawn and were never
-    /// matchable. What is learnt later is for [`Cache::refuse`].
+    /// `refused` are the checkpoints whose writer found a value that is not finite: they were never matchable, and are
+    /// withdrawn as [`Cache::refuse`] does, which is for what is learnt later.
     ///
     /// # Errors
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
@@ -198,7 +198,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Withdraws a checkpoint whose content turned out not to be finite. Repeating it changes nothing.
+    /// Withdraws a checkpoint whose content turned out not to be finite. The pages that the tree got with it are as
+    /// suspect: no lookup finds them any more, nor any checkpoint whose path they lie on. Sequences that share them keep
+    /// them to their end, and publish nothing further. Repeating it changes nothing.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
@@ -301,8 +303,6 @@ impl Cache {
     }
 
     fn withdraw(&mut self, stored: &Stored) {
-        if self.ledger.prefixes.withdraw(stored.node, stored.serial) {
-            self.ledger.stats.refusals.non_finite += 1;
-        }
+        self.ledger.stats.refusals.non_finite += self.ledger.prefixes.refuse(stored);
     }
 }

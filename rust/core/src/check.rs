@@ -310,7 +310,7 @@ impl Census {
         let tree = &cache.ledger.prefixes.tree;
         let above = tree.node_at(parent);
         let joined =
-            above.is_some_and(|above| node.end == above.end + node.key.len() && node.attached == above.attached);
+            above.is_some_and(|above| node.end == above.end + node.key.len() && node.attached <= above.attached);
         let reachable = || tree.step(parent, &node.key) == Some((index, node.key.len()));
         joined && !node.key.is_empty() && (!node.attached || reachable())
     }

@@ -59,7 +59,7 @@ pub enum Skip {
     NoStore,
     /// The state held a value that is not finite.
     NonFinite,
-    /// The cache was reset after this sequence started.
+    /// The cache was reset after this sequence started, or the prefix that it leases was refused.
     Reset,
 }
 
@@ -81,6 +81,8 @@ pub struct Stored {
     /// Tokens whose private pages were replaced by pages that were cached already; empty if none.
     pub replaced: Range<usize>,
     pub(crate) node: NodeId,
+    /// Depth from which on the tree's pages came with this store.
+    pub(crate) brought: usize,
     pub(crate) cache: u64,
 }
 
@@ -88,6 +90,8 @@ pub struct Stored {
 #[derive(Debug, Default)]
 pub(crate) struct Placed {
     pub(crate) node: u32,
+    /// Depth from which on the tree lacked pages.
+    pub(crate) brought: usize,
     /// Given pages that the tree had already.
     pub(crate) duplicates: Slots<Kv>,
     pub(crate) replaced: Range<usize>,
@@ -202,9 +206,10 @@ impl Ledger {
         Ok(self.prefixes.checkpoints.take().expect("what eviction frees is usable when it returns"))
     }
 
-    /// Counts and reports a lease that is older than the last reset.
+    /// Counts and reports a lease that is older than the last reset, or whose prefix was refused.
     pub(crate) fn check_current(&mut self, lease: &Leased) -> Result<(), Skip> {
-        if lease.epoch == self.epoch {
+        let attached = lease.holdings.node.is_none_or(|node| self.prefixes.tree.node(node).attached);
+        if lease.epoch == self.epoch && attached {
             return Ok(());
         }
         self.stats.refusals.reset += 1;
@@ -222,16 +227,16 @@ impl Ledger {
         state: Slot<Checkpoint>,
     ) -> (Result<Stored, Skip>, Slots<Kv>) {
         let duplicate = self.prefixes.has_checkpoint(self.origin(lease), tokens);
-        let Placed { node, duplicates, replaced } = self.place(lease, tokens, pages);
+        let placed = self.place(lease, tokens, pages);
         let outcome = if duplicate {
             self.stats.duplicates += 1;
             self.give_back(Holdings { state: Some(state), ..Holdings::default() });
             Err(Skip::Duplicate)
         } else {
-            Ok(self.store(cache, node, state, lease.generation + 1, replaced))
+            Ok(self.store(cache, &placed, state, lease.generation + 1))
         };
-        self.deepen(lease, node);
-        (outcome, duplicates)
+        self.deepen(lease, placed.node);
+        (outcome, placed.duplicates)
     }
 
     /// Gives back what an owner held: at once, or when no step in flight can touch it any more.
@@ -290,7 +295,7 @@ impl Ledger {
         let depth = tokens.len();
         let from = self.origin(lease).unwrap_or_else(|| self.prefixes.tree.ensure_root(&lease.namespace));
         if depth <= lease.depth {
-            return Placed { node: self.prefixes.node_at(from, depth), ..Placed::default() };
+            return Placed { node: self.prefixes.node_at(from, depth), brought: depth, ..Placed::default() };
         }
         let mut node = self.prefixes.descend(from, tokens);
         let existing = self.prefixes.tree.node(node).end;
@@ -299,17 +304,12 @@ impl Ledger {
             node = self.prefixes.extend(node, &tokens[existing..], missing);
         }
         let replaced = if pages.is_empty() { 0..0 } else { lease.depth..existing };
-        Placed { node, duplicates: pages, replaced }
+        let brought = if self.has_kv() { existing } else { depth };
+        Placed { node, brought, duplicates: pages, replaced }
     }
 
-    fn store(
-        &mut self,
-        cache: u64,
-        node: u32,
-        state: Slot<Checkpoint>,
-        generation: u32,
-        replaced: Range<usize>,
-    ) -> Stored {
+    fn store(&mut self, cache: u64, placed: &Placed, state: Slot<Checkpoint>, generation: u32) -> Stored {
+        let &Placed { node, brought, ref replaced, .. } = placed;
         let (slot, serial, step) = (state.id(), self.next_serial(), self.steps.writer());
         self.prefixes.attach(node, state, Origin { serial, ready: step.is_none(), generation });
         let id = self.prefixes.tree.id(node);
@@ -319,7 +319,7 @@ impl Ledger {
         self.stats.stored += 1;
         let depth = self.prefixes.tree.node(node).end;
         self.prefixes.digest.note(Decision::Store, [slot.into(), depth as u64, replaced.end as u64]);
-        Stored { depth, slot, serial, step, generation, replaced, node: id, cache }
+        Stored { depth, slot, serial, step, generation, replaced: replaced.clone(), node: id, brought, cache }
     }
 
     /// Moves a lease to `node` if that is deeper.

@@ -10,6 +10,7 @@ use crate::digest::{Decision, Digest};
 use crate::evict::{Lru, Order, Policy};
 use crate::fault::{Fault, seeded};
 use crate::key::Grid;
+use crate::ledger::Stored;
 use crate::node::{Checkpoint, Listed, Node, NodeId, Parent};
 use crate::pool::{Checkpoint as CheckpointTag, Kv, Pool, PoolConfig, Slot, Slots};
 use crate::tree::Tree;
@@ -189,15 +190,27 @@ impl Prefixes {
         self.unpin(pin.node.index);
     }
 
-    /// Takes a checkpoint out of lookups' sight; `false` when it is gone already.
-    pub(crate) fn withdraw(&mut self, id: NodeId, serial: u64) -> bool {
-        let found = self.tree.get(id).and_then(|node| node.checkpoint.as_ref());
-        if found.is_none_or(|checkpoint| checkpoint.serial != serial) {
-            return false;
+    /// Takes a refused checkpoint out of lookups' sight, and all that stands on pages which came with it. Returns how many
+    /// checkpoints that were.
+    pub(crate) fn refuse(&mut self, stored: &Stored) -> u64 {
+        let Stored { node: id, serial, brought, .. } = *stored;
+        let Some(node) = self.tree.get(id) else { return 0 };
+        let suspects = if node.attached && brought < node.end {
+            self.tree.detach(self.tree.climb(id.index, brought + 1))
+        } else if node.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.serial == serial) {
+            vec![id.index]
+        } else {
+            return 0;
+        };
+        let mut withdrawn = 0;
+        for index in suspects {
+            // What nothing keeps may have gone with one before it.
+            if self.tree.node_at(index).is_some_and(|node| node.checkpoint.is_some()) {
+                self.evict(index);
+                withdrawn += 1;
+            }
         }
-        self.drop_checkpoint(id.index);
-        self.settle_node(id.index);
-        true
+        withdrawn
     }
 
     /// The node of a path at `depth`, which the path from `at` reaches or passes; cuts a run if needed.

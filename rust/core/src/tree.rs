@@ -248,8 +248,20 @@ impl Tree {
         }
     }
 
+    /// Hides `top` and everything below it from lookups, and lists it; the nodes stay until their pins go.
+    pub(crate) fn detach(&mut self, top: u32) -> Vec<u32> {
+        let end = self.node(top).end;
+        let below = |&(index, node): &(u32, &Node)| node.end >= end && self.climb(index, end) == top;
+        let hidden: Vec<u32> = self.nodes().filter(below).map(|(index, _)| index).collect();
+        for &index in &hidden {
+            self.unlink(index);
+            self.node_mut(index).attached = false;
+        }
+        hidden
+    }
+
     fn child(&self, parent: u32, first_page: &[u32]) -> Option<u32> {
-        let hangs_here = |node: &Node| matches!(node.parent, Parent::Node(p) if p == parent);
+        let hangs_here = |node: &Node| node.attached && matches!(node.parent, Parent::Node(p) if p == parent);
         // Tolerates a stale entry, which `check()` is there to report.
         let is_it =
             |&index: &u32| self.node_at(index).is_some_and(|node| hangs_here(node) && node.key.starts_with(first_page));

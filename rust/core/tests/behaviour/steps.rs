@@ -44,13 +44,50 @@ fn a_refused_checkpoint_is_never_matched() {
     let step = cache.begin_step();
     let stored = checkpoint(&mut cache, &sequence, 8);
     cache.retire_step(step, std::slice::from_ref(&stored)).unwrap();
-    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoState);
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix, "nor the pages that came with it");
     assert_eq!(cache.stats().refusals.non_finite, 1);
     assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4);
     cache.refuse(&stored).unwrap();
     assert_eq!(cache.stats().refusals.non_finite, 1, "repeating it changes nothing");
-    checkpoint(&mut cache, &sequence, 8);
-    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8, "a finite state may follow");
+    assert!(matches!(reserve(&mut cache, &sequence, 8), Reservation::Skipped(Skip::Reset)), "its pages are suspect");
+    store(&mut cache, &prompt(1, 8));
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8, "another may bring it again");
+    assert_sound(&mut cache);
+    cache.finish(sequence).unwrap();
+    assert_eq!(cache.usage(PoolKind::Kv).held, 0);
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn what_stands_on_refused_pages_goes_with_them_and_no_more() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(1, 4));
+    let (one, two) = (start(&mut cache, &prompt(1, 9)), start(&mut cache, &prompt(1, 13)));
+    let step = cache.begin_step();
+    let stored = checkpoint(&mut cache, &one, 8);
+    assert_eq!(checkpoint(&mut cache, &two, 12).replaced, 4..8, "its own pages gave way to suspect ones");
+    cache.retire_step(step, std::slice::from_ref(&stored)).unwrap();
+    assert_eq!(cache.stats().refusals.non_finite, 2);
+    let left = look_up(&mut cache, &prompt(1, 13));
+    assert_eq!((left.length, left.kv_length), (4, 4), "what was there before");
+    assert_eq!(cache.view(&two).unwrap().pages().len(), 7, "it keeps what it holds");
+    assert!(matches!(reserve(&mut cache, &two, 12), Reservation::Skipped(Skip::Reset)));
+    assert_sound(&mut cache);
+    cache.finish(one).unwrap();
+    cache.finish(two).unwrap();
+    let kv = cache.usage(PoolKind::Kv);
+    assert_eq!((kv.free, kv.evictable), (10, 2));
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_refused_state_that_brought_no_pages_goes_alone() {
+    let mut cache = cache();
+    let long = start(&mut cache, &prompt(1, 9));
+    checkpoint(&mut cache, &long, 8);
+    let inner = checkpoint(&mut cache, &long, 4);
+    cache.refuse(&inner).unwrap();
+    assert_eq!((cached(&mut cache, &prompt(1, 4)), cached(&mut cache, &prompt(1, 8))), (0, 8));
     assert_sound(&mut cache);
 }
 
@@ -65,7 +102,7 @@ fn a_state_refused_while_it_is_read_keeps_its_slot_until_then() {
     assert_sound(&mut cache);
     cache.loaded(&sequence).unwrap();
     assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4);
-    assert_eq!(cache.usage(PoolKind::Kv).pinned, 4, "the pages were never wrong");
+    assert_eq!(cache.usage(PoolKind::Kv).pinned, 4, "the reader keeps the pages to its end");
     cache.finish(sequence).unwrap();
     assert_eq!(cache.usage(PoolKind::Kv).free, 12);
 }

@@ -19,11 +19,13 @@ pub(crate) struct Prefix {
     pub(crate) epoch: u64,
     pub(crate) namespace: Namespace,
     pub(crate) tokens: Vec<u32>,
+    /// Past which depths it was refused, and with which store: no prompt has such a prefix.
+    refused: Vec<(usize, u64)>,
 }
 
 impl Prefix {
     fn new(epoch: u64, namespace: &Namespace, tokens: &[u32]) -> Self {
-        Self { epoch, namespace: namespace.clone(), tokens: tokens.to_vec() }
+        Self { epoch, namespace: namespace.clone(), tokens: tokens.to_vec(), refused: Vec::new() }
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -31,8 +33,20 @@ impl Prefix {
     }
 
     pub(crate) fn starts_with(&self, other: &Self) -> bool {
-        self.epoch == other.epoch && self.namespace == other.namespace && self.tokens.starts_with(&other.tokens)
+        let refused = self.refused.iter().filter(|(depth, _)| *depth < other.depth());
+        self.epoch == other.epoch
+            && self.namespace == other.namespace
+            && self.tokens.starts_with(&other.tokens)
+            && refused.eq(&other.refused)
     }
+}
+
+/// A cached page.
+#[derive(Debug, Clone, Copy)]
+struct Page {
+    id: u32,
+    /// The store that brought it.
+    serial: u64,
 }
 
 /// A cached state.
@@ -144,7 +158,9 @@ pub(crate) struct Naive {
     pub(crate) legal: usize,
     pub(crate) epoch: u64,
     clock: u64,
-    pages: BTreeMap<Prefix, u32>,
+    pages: BTreeMap<Prefix, Page>,
+    /// What each store published, and from which depth on its pages were new.
+    stores: BTreeMap<u64, (Prefix, usize)>,
     pub(crate) states: BTreeMap<Prefix, State>,
     withdrawn: BTreeMap<u64, u32>,
     writing: Vec<Writing>,
@@ -168,6 +184,7 @@ impl Naive {
             epoch: 0,
             clock: 0,
             pages: BTreeMap::new(),
+            stores: BTreeMap::new(),
             states: BTreeMap::new(),
             withdrawn: BTreeMap::new(),
             writing: Vec::new(),
@@ -229,7 +246,7 @@ impl Naive {
         let idle: Vec<u64> = self.withdrawn.keys().copied().filter(|&serial| !self.is_busy(serial)).collect();
         idle.iter().for_each(|serial| _ = self.withdrawn.remove(serial));
         for prefix in &gone {
-            let id = self.pages.remove(prefix).expect("it was listed above");
+            let Page { id, .. } = self.pages.remove(prefix).expect("it was listed above");
             if self.has_kv() && self.config.kv.external {
                 self.outbox.push(id);
             }

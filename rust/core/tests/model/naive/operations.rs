@@ -4,7 +4,7 @@ use std::collections::btree_map::Entry;
 
 use radixstate::{Error, Freed, Misuse, Namespace, OutOfSlots, PoolKind, Reason, Shortage, Skip, StartOptions};
 
-use super::{Found, Fresh, Holder, Holdings, Naive, Outcome, Prefix, Reserved, State, Writing};
+use super::{Found, Fresh, Holder, Holdings, Naive, Outcome, Page, Prefix, Reserved, State, Writing};
 
 impl Naive {
     pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], max_length: Option<usize>) -> Found {
@@ -247,7 +247,8 @@ impl Naive {
         };
         let leased = self.holders[&owner].depth();
         let pages = given.map_or_else(|| self.own_pages(owner, tokens.len()), <[u32]>::to_vec);
-        let duplicates = self.place(&prefix, leased, &pages);
+        let brought = self.pages_end(&prefix);
+        let duplicates = self.place(&prefix, leased, &pages, serial);
         let replaced = if duplicates.is_empty() { 0..0 } else { leased..leased + duplicates.len() * self.page };
         let outcome = if self.states.contains_key(&prefix) {
             self.stats.duplicates += 1;
@@ -255,7 +256,9 @@ impl Naive {
             Outcome::Skipped(Skip::Duplicate)
         } else {
             let generation = self.holders[&owner].generation + 1;
-            self.store(&prefix, slot, serial.expect("it was stored"), generation);
+            let serial = serial.expect("it was stored");
+            self.stores.insert(serial, (prefix.clone(), brought));
+            self.store(&prefix, slot, serial, generation);
             Outcome::Stored { depth: tokens.len(), step: self.outstanding.last().copied(), generation, replaced }
         };
         if tokens.len() > leased {
@@ -332,7 +335,8 @@ impl Naive {
 
     fn current(&mut self, owner: u64, tokens: &[u32]) -> Result<Prefix, Skip> {
         let holder = &self.holders[&owner];
-        if holder.epoch != self.epoch {
+        let refused = holder.holdings.path().is_some_and(|path| !path.refused.is_empty());
+        if holder.epoch != self.epoch || refused {
             self.stats.refusals.reset += 1;
             return Err(Skip::Reset);
         }
@@ -346,15 +350,24 @@ impl Naive {
         pages.drain(..count.min(pages.len())).collect()
     }
 
-    /// Caches every page of `prefix`; those past `leased` come from `pages`. Returns the ones cached already.
-    fn place(&mut self, prefix: &Prefix, leased: usize, pages: &[u32]) -> Vec<u32> {
+    /// Up to which depth the pages of `prefix` are cached.
+    fn pages_end(&self, prefix: &Prefix) -> usize {
+        self.pages.keys().filter(|page| prefix.starts_with(page)).map(Prefix::depth).max().unwrap_or(0)
+    }
+
+    /// Caches every page of `prefix`; those past `leased` come from `pages`, with the store `serial`. Returns the ones
+    /// cached already.
+    fn place(&mut self, prefix: &Prefix, leased: usize, pages: &[u32], serial: Option<u64>) -> Vec<u32> {
         let mut duplicates = Vec::new();
         for (n, depth) in (leased + self.page..=prefix.depth()).step_by(self.page).enumerate() {
             let page = Prefix::new(prefix.epoch, &prefix.namespace, &prefix.tokens[..depth]);
             let id = pages.get(n).copied();
             match self.pages.entry(page) {
                 Entry::Occupied(_) => duplicates.extend(id),
-                Entry::Vacant(vacant) => _ = vacant.insert(id.unwrap_or(0)),
+                Entry::Vacant(vacant) => {
+                    let serial = serial.expect("what brings pages is stored");
+                    vacant.insert(Page { id: id.unwrap_or(0), serial });
+                }
             }
         }
         duplicates

@@ -15,7 +15,7 @@ impl Naive {
 
     pub(crate) fn cached_pages(&self) -> impl Iterator<Item = u32> {
         let real = self.has_kv();
-        self.pages.values().copied().filter(move |_| real)
+        self.pages.values().map(|page| page.id).filter(move |_| real)
     }
 
     /// The pages of a sequence as its kernels see them: the cached ones of its path, then its own.
@@ -30,7 +30,7 @@ impl Naive {
         let Some(path) = self.holders[&holder].holdings.path.as_ref().filter(|_| self.has_kv()) else {
             return Vec::new();
         };
-        self.pages.iter().filter(|(prefix, _)| path.starts_with(prefix)).map(|(_, &id)| id).collect()
+        self.pages.iter().filter(|(prefix, _)| path.starts_with(prefix)).map(|(_, page)| page.id).collect()
     }
 
     /// Panics unless `ids` are rows of the pool that nobody owns.

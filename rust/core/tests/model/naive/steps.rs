@@ -29,12 +29,39 @@ impl Naive {
         Ok(())
     }
 
+    /// Drops a state. If its store brought pages and the last of them is still there, they are refused with it, and
+    /// every state whose path they lie on.
     pub(crate) fn refuse(&mut self, serial: u64) {
-        let found = self.states.iter().find(|(_, state)| state.serial == serial);
-        if let Some(prefix) = found.map(|(prefix, _)| prefix.clone()) {
-            self.drop_state(&prefix);
-            self.stats.refusals.non_finite += 1;
-        }
+        let (prefix, brought) = self.stores[&serial].clone();
+        let still = self.pages.get(&prefix).is_some_and(|page| page.serial == serial) && prefix.epoch == self.epoch;
+        let gone: Vec<Prefix> = if still && self.has_kv() {
+            self.hide(&prefix, brought, serial);
+            self.states.keys().filter(|state| state.refused.iter().any(|&(_, by)| by == serial)).cloned().collect()
+        } else {
+            self.states.iter().filter(|(_, state)| state.serial == serial).map(|(prefix, _)| prefix.clone()).collect()
+        };
+        self.stats.refusals.non_finite += gone.len() as u64;
+        gone.iter().for_each(|prefix| _ = self.drop_state(prefix));
+    }
+
+    /// Marks whatever is on the path of `prefix` past `depth`, or beyond it.
+    fn hide(&mut self, prefix: &Prefix, depth: usize, serial: u64) {
+        let first = Prefix::new(prefix.epoch, &prefix.namespace, &prefix.tokens[..depth + self.page]);
+        let hide = |path: &mut Prefix| {
+            if path.starts_with(&first) {
+                path.refused.push((depth, serial));
+                path.refused.sort_unstable();
+            }
+        };
+        let hidden = |mut path: Prefix| {
+            hide(&mut path);
+            path
+        };
+        self.pages = std::mem::take(&mut self.pages).into_iter().map(|(path, page)| (hidden(path), page)).collect();
+        self.states = std::mem::take(&mut self.states).into_iter().map(|(path, state)| (hidden(path), state)).collect();
+        self.holders.values_mut().filter_map(|holder| holder.holdings.path.as_mut()).for_each(hide);
+        self.retiring.iter_mut().filter_map(|(_, holdings)| holdings.path.as_mut()).for_each(hide);
+        self.writing.iter_mut().for_each(|writing| hide(&mut writing.path));
     }
 
     pub(crate) fn reset(&mut self) {
