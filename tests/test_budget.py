@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from radixstate import ActivePool, CheckpointPool, ConvSpec, StateSpec, budget
+from radixstate import ActivePool, CheckpointPool, ConvSpec, PrefixCache, StateSpec, budget
 from radixstate.errors import BudgetError, ConfigError
 
 SPEC = StateSpec(
@@ -97,6 +97,30 @@ def test_memory_that_cannot_be_read_is_said_to_be_unchecked() -> None:
         RuntimeWarning, match=f"free memory of mps cannot be read: a plan of {plan.total_bytes}"
     ):
         plan.check("mps")
+
+
+def test_states_of_running_prompts_beyond_the_checkpoint_slots_are_announced() -> None:
+    plan = budget.plan(SPEC, active_slots=4, checkpoint_slots=31)
+    plan.warn_if_crowded(64 * 7 + 63, 64)  # 28 states
+    message = (
+        "4 running prompts of 512 tokens store 32 states, one every 64 tokens, in 31 checkpoint slots: "
+        "raise checkpoint_slots, or store fewer"
+    )
+    with pytest.warns(RuntimeWarning, match=f"^{message}$"):
+        plan.warn_if_crowded(512, 64)
+    with pytest.warns(RuntimeWarning, match="4 running prompts of 64 tokens store 4 states"):
+        budget.plan(SPEC, active_slots=4, checkpoint_slots=3).warn_if_crowded(64, 64)
+    with pytest.raises(ConfigError, match="prompt_tokens must be at least 0, got -1"):
+        plan.warn_if_crowded(-1, 64)
+    with pytest.raises(ConfigError, match="stride must be at least 1, got 0"):
+        plan.warn_if_crowded(512, 0)
+
+
+def test_a_cache_that_is_told_its_prompts_announces_that_their_states_do_not_fit() -> None:
+    sizes = {"active_slots": 4, "checkpoint_slots": 31, "page_size": 16, "checkpoint_stride": 24}
+    PrefixCache(SPEC, **sizes, prompt_tokens=7 * 48)
+    with pytest.warns(RuntimeWarning, match="4 running prompts of 384 tokens store 32 states, one every 48 "):
+        PrefixCache(SPEC, **sizes, prompt_tokens=8 * 48)
 
 
 def test_free_memory_is_what_linux_calls_available(tmp_path: Path) -> None:

@@ -41,6 +41,13 @@ def test_a_hit_leaves_the_last_token_to_compute() -> None:
     assert cache.lookup([1, 2, 3, 4, 9]).length == 4
 
 
+def test_a_state_counts_how_often_it_was_encoded() -> None:
+    cache = small_cache()
+    assert run(cache, list(range(5)), 4).generation == 1
+    assert run(cache, list(range(9)), 8).generation == 2, "it continued one that had been encoded once"
+    assert [cache.lookup(list(range(n))).generation for n in (4, 5, 9)] == [0, 1, 2]
+
+
 def test_reasons_of_a_miss() -> None:
     cache = small_cache()
     run(cache, list(range(9)), 8)

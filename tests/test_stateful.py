@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 import radixstate.testing
 import torch
-from radixstate import Sequence, StateSpec, Stored
+from radixstate import Lease, PrefixCache, Sequence, StateSpec, Stored
 from radixstate.errors import NotYourSlotError, OutOfSlotsError, SlotError
 from radixstate.reference.cache import ReferenceCache
-from radixstate.testing import CheckedCache, Disagreement, EngineMachine, Figures, SchedulerMachine
-from radixstate.testing.machines import pattern
+from radixstate.testing import (
+    CheckedCache,
+    CheckedLease,
+    CheckedSequence,
+    Disagreement,
+    EngineMachine,
+    Figures,
+    SchedulerMachine,
+)
+from radixstate.testing.machine import pattern
 
 SECONDS = float(os.environ.get("RADIXSTATE_FUZZ_SECONDS", "0")) / 2  # the two machines share them
 ROUND = 25 if SECONDS else 150  # examples: short rounds end when they should
@@ -48,6 +56,21 @@ def test_a_scheduler_and_the_reference_agree(figures: Figures) -> None:
 
 def test_an_engine_with_its_own_allocators_and_the_reference_agree(figures: Figures) -> None:
     figures.fuzz(EngineMachine, examples=ROUND, seconds=SECONDS)
+
+
+def test_no_call_that_changes_something_goes_unchecked() -> None:
+    unchecked = {
+        name
+        for checked, plain in (
+            (CheckedCache, PrefixCache),
+            (CheckedSequence, Sequence),
+            (CheckedLease, Lease),
+        )
+        for name, member in vars(plain).items()
+        if callable(member) and not name.startswith("_") and name not in vars(checked)
+    }
+    reads, built_on_others = {"check", "digest", "legal_depth", "stats", "usage"}, {"step", "checkpoint"}
+    assert unchecked == reads | built_on_others
 
 
 def test_the_example_of_the_documentation_runs() -> None:

@@ -61,6 +61,28 @@ class Plan:
         elif self.total_bytes > free:
             raise BudgetError(self._shortage(f"{device} has", free))
 
+    def warn_if_crowded(self, prompt_tokens: int, stride: int) -> None:
+        """Says with a RuntimeWarning when running prompts store more states than there are checkpoint slots.
+
+        Each then evicts what the others stored, mostly before anybody comes back for it.
+
+        Args:
+            prompt_tokens: tokens of a typical prompt.
+            stride: tokens between two states that are stored of one prompt.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
+        _require_least({"prompt_tokens": (prompt_tokens, 0), "stride": (stride, 1)})
+        wanted = self.active_slots * (prompt_tokens // stride)
+        if wanted > self.checkpoint_slots:
+            warnings.warn(
+                f"{self.active_slots} running prompts of {prompt_tokens} tokens store {wanted} states, one every "
+                f"{stride} tokens, in {self.checkpoint_slots} checkpoint slots: raise checkpoint_slots, or store fewer",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def _shortage(self, who: str, available: int) -> str:
         parts = {
             "active_slots": (self.active_slots, self.active_bytes),
@@ -117,9 +139,7 @@ def plan(
             checkpoint_slots = max(1, slots_that_fit(spec, left, format))
     counts = {"active_slots": (active_slots, 1), "checkpoint_slots": (checkpoint_slots, 1)}
     counts |= {"page_bytes": (page_bytes, 0), "kv_pages": (kv_pages or 0, 0)}
-    for name, (given, least) in counts.items():
-        if given < least:
-            raise ConfigError(f"{name} must be at least {least}, got {given}")
+    _require_least(counts)
     active = (active_slots + 1) * spec.slot_bytes("native")
     checkpoints = (checkpoint_slots + 1) * spec.slot_bytes(format)
     if kv_pages is None:
@@ -130,6 +150,13 @@ def plan(
     if total_bytes is not None and made.total_bytes > total_bytes:
         raise BudgetError(made._shortage("total_bytes is", total_bytes))
     return made
+
+
+def _require_least(counts: dict[str, tuple[int, int]]) -> None:
+    """Refuses a number below its least one."""
+    for name, (given, least) in counts.items():
+        if given < least:
+            raise ConfigError(f"{name} must be at least {least}, got {given}")
 
 
 def slots_that_fit(spec: StateSpec, nbytes: int, format: Format = "int8") -> int:

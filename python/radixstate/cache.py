@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import lcm
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
@@ -95,6 +96,7 @@ class PrefixCache(_Owner):
         active: ActivePool | None = None,
         device: str | torch.device = "cpu",
         external: bool = False,
+        prompt_tokens: int = 0,
     ) -> None:
         """Allocates the pools, after comparing their bytes with the free memory.
 
@@ -110,6 +112,8 @@ class PrefixCache(_Owner):
             active: an engine's tensors, see `ActivePool.bind`; their device is used.
             device: where the pools are allocated.
             external: the engine allocates KV pages and active slots itself and uses `lookup` and `lease`.
+            prompt_tokens: of a typical prompt; a RuntimeWarning says if as many as run at once, each stored at
+                every legal depth, have more states than there are checkpoint slots.
 
         Raises:
             ConfigError: sizes with which nothing could ever be reused, or that contradict `active`.
@@ -131,6 +135,7 @@ class PrefixCache(_Owner):
             active_bytes=spec.slot_bytes("native"),
             checkpoint_bytes=spec.slot_bytes(format),
         )
+        plan.warn_if_crowded(prompt_tokens, lcm(page_size, checkpoint_stride))
         self.spec = spec
         self.page_size = page_size
         self.active = active or ActivePool(spec, plan.active_slots, device=device)

@@ -48,8 +48,10 @@ put other caches into `begin`. Each is an ordinary state machine of hypothesis, 
 
 from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence
 from radixstate.testing.compare import Disagreement
+from radixstate.testing.engine import EngineMachine
 from radixstate.testing.figures import Figures
-from radixstate.testing.machines import CacheMachine, EngineMachine, SchedulerMachine
+from radixstate.testing.machine import CacheMachine
+from radixstate.testing.scheduler import SchedulerMachine
 from radixstate.testing.strategies import NAMESPACES, namespaces, prompts, sizes, specs
 
 __all__ = [

@@ -6,7 +6,7 @@ follows those of the library, from what its answers name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ from radixstate.testing.compare import Disagreement, agree, words
 from radixstate.testing.memory import Contract, Memory
 
 POOLS: tuple[parts.PoolName, ...] = ("kv", "active", "checkpoint")
+Page = tuple[
+    int, Hashable, tuple[int, ...], int | None
+]  # what a page is of, and which one it is in the reference
 
 
 @dataclass(eq=False)
@@ -85,8 +88,7 @@ class Audit:
         self._rank_active = Memory(rank.active)
         self._contract = Contract(cache.spec, cache.checkpoints.format)
         self._records: dict[parts.State, Record] = {}
-        self._pages: dict[parts.Prefix, int] = {}  # of an internal pool: the library's cached pages
-        self._their_pages: dict[parts.Prefix, int | None] = {}  # and the reference's, when they were learnt
+        self._pages: dict[Page, int] = {}  # of an internal pool: the library's cached pages
         self._resident: set[parts.Prefix] = set()
         self._retiring = Retiring(reference)
         self._finding: Disagreement | None = None
@@ -167,8 +169,11 @@ class Audit:
             raise Disagreement(f"active slot {slot} does not hold {source}")
 
     def expect_unusable(self, slot: int) -> None:
-        """Nothing was written to an active slot yet, so nothing may be cached from it."""
-        if self._contract.encode(self.active.read(slot)) is not None:
+        """No kernel wrote an active slot yet: the library did, so that nothing can be cached from it."""
+        row = self.active.read(slot)
+        if row == self.active.poison:  # whose NaNs have other bits than the library's
+            raise Disagreement(f"active slot {slot} is new, but was left as its last owner left it")
+        if self._contract.encode(row) is not None:
             raise Disagreement(f"active slot {slot} is new, but holds a state that could be cached")
 
     def encode(self, source: int) -> bytes | None:
@@ -204,13 +209,11 @@ class Audit:
         now = set(self._reference.states)
         for prefix in self._resident | now:
             if prefix.life == self._reference.life:
-                tokens, namespace = [*prefix.tokens, 0], prefix.namespace
-                found = self._cache.lookup(tokens, namespace=namespace)  # type: ignore[arg-type]
-                agree(
-                    f"lookup of {prefix}",
-                    words(found),
-                    words(self._reference.lookup(tokens, namespace=namespace)),
-                )
+                namespace: Any = prefix.namespace  # to the reference any hashable is one
+                tokens = [*prefix.tokens, 0]
+                found = self._cache.lookup(tokens, namespace=namespace)
+                expected = self._reference.lookup(tokens, namespace=namespace)
+                agree(f"lookup of {prefix}", words(found), words(expected))
         self._resident = now
 
     def _compare_counts(self) -> None:
@@ -220,7 +223,7 @@ class Audit:
             agree(f"misses: {reason}", number, counts[reason])
 
     def _compare_pages(self, touched: Iterable[Owner]) -> None:
-        """Sequences and leases have the pages of their prefix, and no page has two owners."""
+        """Sequences and leases have their prefix and its pages, and no page has two owners."""
         if not self._reference.pools["kv"].external:
             self._forget_evicted_pages()
             for owner in touched:
@@ -235,25 +238,29 @@ class Audit:
             model = owner.running
             agree("length", (owner.plain.length, owner.plain.claimed), (len(model.tokens), model.claimed))
             agree("tokens", owner.plain.tokens, model.tokens)
+            leased = self._cache._native.leased(owner.plain._handle)
+            agree("leased tokens", leased, model.lease.prefix.depth)
         for pin in self.pins:
             agree("pages of a lease", pin.plain.pages, self._pages_of(pin.model.prefix))
+            leased = self._cache._native.lease_depth(pin.plain._handle)
+            agree("tokens of a lease", leased, pin.model.prefix.depth)
             agree("state of a lease", pin.plain.state, pin.model.state and self.slot_of(pin.model.state))
+
+    def _page(self, prefix: parts.Prefix) -> Page:
+        return prefix.life, prefix.namespace, prefix.tokens, self._reference.pages[prefix]
 
     def _forget_evicted_pages(self) -> None:
         """A page that the call evicted may have been replaced by another of the same prefix."""
-        now = self._reference.pages
-        self._their_pages = {
-            prefix: page for prefix, page in self._their_pages.items() if now.get(prefix) == page
-        }
-        self._pages = {prefix: self._pages[prefix] for prefix in self._their_pages}
+        now = {self._page(prefix) for prefix in self._reference.pages}
+        self._pages = {page: ours for page, ours in self._pages.items() if page in now}
 
     def _follow(self, owner: Owner) -> None:
         """Learns which pages of a sequence are cached now, and which it gave back."""
         found, ends = owner.plain.pages, self._ends(owner.running.lease.prefix)
         for prefix, page in zip(ends, found, strict=False):
-            known = self._pages.get(prefix)
+            known = self._pages.get(self._page(prefix))
             if known is None and page in owner.private:
-                self._pages[prefix], self._their_pages[prefix] = page, self._reference.pages[prefix]
+                self._pages[self._page(prefix)] = page
             elif page != known:
                 raise Disagreement(
                     f"kv page {page} of {prefix} is neither the cached one nor the sequence's own"
@@ -269,8 +276,10 @@ class Audit:
         return [prefix.cut(end) for end in range(size, prefix.depth + 1, size)] if has_kv else []
 
     def _pages_of(self, prefix: parts.Prefix) -> list[int | None]:
-        pages = self._reference.pages if self._reference.pools["kv"].external else self._pages
-        return [pages[end] for end in self._ends(prefix)]
+        ends = self._ends(prefix)
+        if self._reference.pools["kv"].external:
+            return [self._reference.pages[end] for end in ends]
+        return [self._pages[self._page(end)] for end in ends]
 
     def _compare_slots(self, written: set[int]) -> None:
         """No active slot has two owners, and the call wrote none but `written`."""

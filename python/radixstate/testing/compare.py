@@ -50,15 +50,15 @@ def words(answer: Any) -> Any:
         case list():
             return [words(item) for item in answer]
         case Match() | parts.Match():
-            return "match", answer.length, answer.kv_length, answer.branch, answer.reason
+            return "match", answer.length, answer.kv_length, answer.branch, answer.reason, answer.generation
         case Sequence():
             return "sequence", words(answer.match)
         case parts.Running():
             return "sequence", words(answer.matched)
         case Stored() | parts.Stored():
-            return "stored", answer.depth, answer.step, answer.replaced
+            return "stored", answer.depth, answer.generation, answer.step, answer.replaced
         case Skipped() | parts.Skipped():
-            return "skipped", answer.reason
+            return "skipped", answer.reason, answer.wanted, answer.free, answer.evictable
         case Published() | parts.Published():
             return words(answer.outcome), answer.canonical, answer.duplicates
         case Freed() | parts.Freed():

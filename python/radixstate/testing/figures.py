@@ -47,7 +47,7 @@ class Figures:
     def _counted(self, machine: type[RuleBasedStateMachine]) -> type[RuleBasedStateMachine]:
         figures = self
 
-        class Counted(machine):  # type: ignore[misc, valid-type]
+        class Counted(machine):  # type: ignore[misc, valid-type]  # a base that only the caller knows
             def __init__(self) -> None:
                 super().__init__()
                 figures.examples += 1

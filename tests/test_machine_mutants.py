@@ -1,0 +1,171 @@
+"""Bugs seeded into the front and into the reference, each of which a state machine must find.
+
+A bug is one piece of one function's source, replaced while the machine runs. Those in the reference stand for bugs
+of the native core: either way the two no longer agree. The machine has a fixed seed and the settings of CI, and most
+bugs are found within a second. One that no longer is asks for a machine that does more of what would show it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from radixstate import ActivePool, Lease, PrefixCache, Sequence
+from radixstate.reference.cache import ReferenceCache
+from radixstate.testing import CacheMachine, Disagreement, EngineMachine, SchedulerMachine
+
+EXAMPLES = 450  # three rounds of `test_stateful.py` in CI, for what needs luck
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` in the source of `owner.function` becomes `new`, and `machine` must find it."""
+
+    owner: type
+    function: str
+    old: str
+    new: str
+    machine: type[CacheMachine] = SchedulerMachine
+
+    def build(self) -> Any:
+        """The function as the class would have it; refuses an `old` that is not there exactly once."""
+        original = inspect.getattr_static(self.owner, self.function)
+        source = textwrap.dedent(inspect.getsource(getattr(original, "fget", original)))
+        assert source.count(self.old) == 1, (
+            f"{self.owner.__name__}.{self.function} has no single {self.old!r}"
+        )
+        made: dict[str, Any] = {}
+        exec(source.replace(self.old, self.new), vars(sys.modules[self.owner.__module__]), made)
+        return made[self.function]
+
+
+REQUIRE = "self._cache.active.require(source)\n    "
+RESERVE = "pending = native.reserve(self._handle, tokens)\n    "
+CHECK = "native.check_publish(self._handle, tokens, pages)\n    "
+DUE = "if back.step <= self.watermark]\n    "
+LATER = "self.returns = [back for back in self.returns if back.step > self.watermark]"
+
+FRONT = {
+    "slot 1 is not cleared": Mutant(
+        PrefixCache, "_fill", "if source is None:", "if source is None and slot > 1:"
+    ),
+    "another slot is encoded": Mutant(
+        PrefixCache,
+        "_encode",
+        "(self.active, pairs)",
+        "(self.active, [(max(1, a - 1), b) for a, b in pairs])",
+    ),
+    "a state is stored in another slot": Mutant(
+        PrefixCache,
+        "_encode",
+        "(self.active, pairs)",
+        "(self.active, [(a, b % self.checkpoints.slots + 1) for a, b in pairs])",
+    ),
+    "the neighbour of a slot is cleared too": Mutant(
+        PrefixCache,
+        "_fill",
+        "self.active.clear(slot)",
+        "self.active.clear(slot), self.active.clear(slot % self.active.slots + 1)",
+    ),
+    "a state that is not finite is published": Mutant(
+        PrefixCache, "_commit", "not verdict.is_finite()", "verdict.is_finite() is None"
+    ),
+    "a retiring step forgets what it was told to refuse": Mutant(
+        PrefixCache, "retire_step", "*refused, ", ""
+    ),
+    "a start forgets its namespace": Mutant(PrefixCache, "start", "namespace=namespace", "namespace=None"),
+    "shrink does nothing": Mutant(Sequence, "shrink", "_native.shrink(", "_native.length("),
+    "pages come in reverse": Mutant(Sequence, "pages", "pages(self._handle)", "pages(self._handle)[::-1]"),
+    "only the first start of a batch is reported loaded": Mutant(
+        PrefixCache, "_begin", "for it in started:", "for it in started[:1]:"
+    ),
+    "only the first state of a batch is loaded": Mutant(
+        PrefixCache, "_fill", "in pairs if source is not None", "in pairs[:1] if source is not None"
+    ),
+    "an engine's slot is checked after an eviction": Mutant(
+        Lease, "publish", REQUIRE + CHECK + RESERVE, CHECK + RESERVE + REQUIRE, EngineMachine
+    ),
+    "a loaded lease keeps its state pinned": Mutant(
+        Lease, "loaded", "lease_loaded", "lease_depth", EngineMachine
+    ),
+    "a batch evicts before its last misuse is found": Mutant(
+        PrefixCache, "_reserve_all", "self._native.check_checkpoint(seq._handle, depth, source)", "pass"
+    ),
+    "a further slot is not poisoned": Mutant(
+        Sequence, "take_slot", "self._cache.active.poison(slot)", "pass"
+    ),
+    "clearing forgets the windows": Mutant(
+        ActivePool, "clear", "(self.state_rows, *self.conv_rows)", "(self.state_rows,)"
+    ),
+}
+
+REFERENCE = {
+    "a whole prompt may be reused": Mutant(
+        ReferenceCache,
+        "lookup",
+        "prompt.depth - 1 if max_length is None else min(prompt.depth - 1, max_length)",
+        "prompt.depth if max_length is None else min(prompt.depth, max_length)",
+    ),
+    "the most recent is evicted": Mutant(ReferenceCache, "_victim", "min(idle", "max(idle"),
+    "what is given back waits for no step": Mutant(
+        ReferenceCache, "_settle", DUE + LATER, "]\n    self.returns = []"
+    ),
+    "the watermark is one too new": Mutant(ReferenceCache, "watermark", ") - 1", ")"),
+    "a state is ready with the oldest step": Mutant(
+        ReferenceCache, "_attach", "max(self.outstanding", "min(self.outstanding"
+    ),
+    "every state counts as encoded once": Mutant(
+        ReferenceCache, "_attach", "pending.owner.generation + 1", "1"
+    ),
+    "a branch is told where a state is": Mutant(
+        ReferenceCache, "lookup", " and prompt.cut(wished) not in self.states", ""
+    ),
+    "replaced pages are not given back": Mutant(
+        ReferenceCache, "commit", 'self._give_back({"kv": published.duplicates})', "pass"
+    ),
+    "a state is evicted while it is loaded": Mutant(
+        ReferenceCache, "is_busy", " or state in self.readers", "", EngineMachine
+    ),
+    "one page too many is evicted": Mutant(
+        ReferenceCache, "_take_pages", "n - use.free)", "n - use.free + 1)"
+    ),
+    "a hit refreshes nothing": Mutant(
+        ReferenceCache, "_consume", "match.state.stamp = next(self._stamps)", "pass"
+    ),
+    "a lease stays behind after a duplicate": Mutant(
+        ReferenceCache,
+        "_publish",
+        "if target.depth > start:",
+        "if target.depth > start and target not in self.states:",
+    ),
+    "a lease that was not loaded keeps its state pinned": Mutant(
+        ReferenceCache, "release", "reader=lease.state, ", "", EngineMachine
+    ),
+    "what stands on the pages of a refused state stays": Mutant(
+        ReferenceCache, "refuse", "if still and", "if False and", EngineMachine
+    ),
+    "a reset frees late": Mutant(ReferenceCache, "reset", "self._settle()", "pass"),
+    "too many slots for the pool are called busy": Mutant(
+        ReferenceCache, "take_slot", "len(seq.slots) == active.capacity", "active.capacity == 0"
+    ),
+    "states are evicted for pages that do not exist": Mutant(
+        ReferenceCache, "_victim", "if evictable and self", "if self"
+    ),
+}
+
+MUTANTS = FRONT | REFERENCE
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_seeded_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = MUTANTS[name]
+    monkeypatch.setattr(mutant.owner, mutant.function, mutant.build())
+    once = settings(max_examples=EXAMPLES, derandomize=True, database=None, phases=[Phase.generate])
+    with pytest.raises(Disagreement):
+        run_state_machine_as_test(mutant.machine, settings=once)
