@@ -218,7 +218,7 @@ int8_store(const __grid_constant__ Arguments arguments) {
     __shared__ __align__(16) Divisor divisors[Tile::CHANNELS];
 
     const Work work = work_of_block(arguments);
-    if (!work.in_range) return arguments.report(work.pair, OUT_OF_RANGE);
+    if (!work.in_range) return skip(arguments, work);
     if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;
@@ -254,7 +254,7 @@ int8_load(const __grid_constant__ Arguments arguments) {
     __shared__ float scales[Tile::CHANNELS];
 
     const Work work = work_of_block(arguments);
-    if (!work.in_range) return arguments.report(work.pair, OUT_OF_RANGE);
+    if (!work.in_range) return skip(arguments, work);
     if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;

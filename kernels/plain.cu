@@ -66,7 +66,7 @@ __device__ void move_block(const Arguments& arguments, const Work& work, Check c
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 plain_store(const __grid_constant__ Arguments arguments) {
     const Work work = work_of_block(arguments);
-    if (!work.in_range) return arguments.report(work.pair, OUT_OF_RANGE);
+    if (!work.in_range) return skip(arguments, work);
     if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
     bool finite = true;
     move_block<STATE, KEPT>(arguments, work, [&](const Vector<KEPT, VECTOR>& kept) {
@@ -79,7 +79,7 @@ plain_store(const __grid_constant__ Arguments arguments) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 plain_load(const __grid_constant__ Arguments arguments) {
     const Work work = work_of_block(arguments);
-    if (!work.in_range) return arguments.report(work.pair, OUT_OF_RANGE);
+    if (!work.in_range) return skip(arguments, work);
     if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
     move_block<KEPT, STATE>(arguments, work, [](const Vector<STATE, VECTOR>&) {});
 }

@@ -64,6 +64,12 @@ __device__ inline Work work_of_block(const Arguments& arguments) {
     return work;
 }
 
+// What the blocks of a pair that is out of range do instead: one thread of them says so. A captured batch is padded with
+// such pairs.
+__device__ inline void skip(const Arguments& arguments, const Work& work) {
+    if (work.layer == 0 && work.unit == 0 && threadIdx.x == 0) arguments.report(work.pair, OUT_OF_RANGE);
+}
+
 // A vector of BYTES bytes in registers; shorter ones lie in the low bits.
 template <int BYTES>
 struct Words {

@@ -266,6 +266,9 @@ class Recorder:
     def put(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values)
 
+    def refill(self, *_: Any) -> None:
+        raise AssertionError("a recorder runs nothing")
+
     def prepare(self, program: Program) -> None:
         self.programs.add(program)
 

@@ -6,16 +6,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CpuDevice
+from cuda_on_cpu import CpuDevice, Launch
 from kernel_cases import Case, Pools, cpu_codec, cuda_codec
 from radixstate import ActivePool, CheckpointPool, ConvSpec, PrefixCache, StateSpec, codec, cuda
 from radixstate.cuda import CupyDevice
-from radixstate.errors import SlotError, TensorError
+from radixstate.errors import MisuseError, SlotError, TensorError
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SPEC = StateSpec(
     layers=2,
@@ -55,11 +57,11 @@ def test_a_store_is_one_launch_of_one_struct(device: CpuDevice, format: Any) -> 
     assert blocks_of_a_pair == SPEC.heads * launch.program["CHUNKS"] + 1
 
 
-def test_storing_nothing_launches_nothing(device: CpuDevice) -> None:
+def test_storing_nothing_launches_and_copies_nothing(device: CpuDevice) -> None:
     active, kept = ActivePool(SPEC, 2), CheckpointPool(SPEC, 2)
     assert list(kept.store(active, [])) == []
     kept.load(active, [])
-    assert device.launches == []
+    assert (device.launches, device.copies) == ([], 0)
 
 
 def test_pools_of_one_spec_share_a_program(device: CpuDevice) -> None:
@@ -120,6 +122,97 @@ def test_pairs_are_refused_in_the_words_of_the_cpu_codec(
     assert device.launches == []
 
 
+class NoOperations(TorchDispatchMode):
+    """Torch may not do anything: neither allocate nor copy."""
+
+    def __torch_dispatch__(self, operation: Any, *_: Any) -> None:
+        raise AssertionError(f"{operation} was called")
+
+
+def filled_pools(slots: int) -> tuple[ActivePool, CheckpointPool]:
+    active, kept = ActivePool(SPEC, slots), CheckpointPool(SPEC, slots)
+    for slot in range(1, slots + 1):
+        fill(active, slot, seed=slot)
+    return active, kept
+
+
+def test_a_captured_batch_only_launches_and_replays_with_new_slots() -> None:
+    device, (active, kept) = CpuDevice(), filled_pools(6)
+    moves = cuda.describe(active, kept, device)
+    there, back = moves.batch("store", 3), moves.batch("load", 3)
+    with device.capture() as graph, NoOperations():
+        there.enqueue()
+        back.enqueue()
+    assert device.launches == []
+    for pairs in ([(1, 4), (2, 5)], [(3, 1)], [(1, 2), (2, 3), (3, 6)]):
+        there.fill(pairs)
+        back.fill([(stored, 7 - source) for source, stored in pairs])
+        device.replay(graph)
+        assert list(there.verdicts()) == [True] * len(pairs)
+    moves.load([(2, 1), (3, 2), (6, 3)])
+    for slot in (1, 2, 3):
+        assert torch.equal(active.state(slot), active.state(7 - slot))
+    assert torch.equal(kept.state(4), kept.state(2))
+
+
+def test_a_batch_that_was_filled_anew_moves_no_earlier_pair() -> None:
+    device, (active, kept) = CpuDevice(), filled_pools(3)
+    batch = cuda.describe(active, kept, device).batch("store", 3)
+    batch.fill([(1, 1), (2, 2), (3, 3)])
+    batch.fill([(3, 1)])
+    batch.enqueue()
+    assert list(batch.verdicts()) == [True]
+    assert not kept.state(2).any()
+    active.state(1)[0, 0, 0, 0] = torch.nan
+    batch.fill([(1, 2), (2, 3)])
+    batch.enqueue()
+    assert list(batch.verdicts()) == [False, True]
+    batch.fill([(2, 2)])
+    batch.enqueue()
+    assert list(batch.verdicts()) == [True]
+
+
+def test_a_batch_refuses_what_a_store_refuses_and_stays_as_it_was() -> None:
+    device, (active, kept) = CpuDevice(), filled_pools(3)
+    batch = cuda.describe(active, kept, device).batch("store", 2)
+    batch.fill([(1, 3)])
+    for pairs, message in [
+        ([(1, 2), (3, 2)], "distinct"),
+        ([(4, 1)], "not in the active pool"),
+        ([(1, 1), (2, 2), (3, 3)], "room for 2 pairs, got 3"),
+    ]:
+        with pytest.raises(SlotError, match=message):
+            batch.fill(pairs)
+    batch.enqueue()
+    assert list(batch.verdicts()) == [True]
+    assert kept.state(3).any()
+
+
+def test_what_copies_or_waits_is_refused_while_a_graph_is_captured() -> None:
+    device, (active, kept) = CpuDevice(), filled_pools(3)
+    moves = cuda.describe(active, kept, device)
+    batch = moves.batch("store", 1)
+    refused = [
+        lambda: moves.store([(1, 1)]),
+        lambda: moves.load([(1, 1)]),
+        lambda: moves.batch("load", 1),
+        lambda: cuda.describe(active, kept, device),
+        lambda: batch.fill([(1, 1)]),
+        batch.verdicts,
+    ]
+    with device.capture() as graph:
+        for call in refused:
+            with pytest.raises(MisuseError, match="captured"):
+                call()
+    assert graph == []
+
+
+def test_a_slot_that_is_no_whole_number_is_refused() -> None:
+    pools = Pools(Case(), "cpu")
+    with pytest.raises(TypeError, match="integer"):
+        cuda_codec(CpuDevice())(pools, pools.active, []).store([(1.5, 1)])
+
+
 @pytest.mark.parametrize(
     "slots",
     [
@@ -142,12 +235,42 @@ def test_more_windows_than_arguments_hold_are_refused() -> None:
         cuda_codec(CpuDevice())(pools, pools.active, [a for a, _, _ in pools.windows])
 
 
+def test_slots_on_another_device_are_refused() -> None:
+    pools = Pools(Case(), "cpu")
+    slots = torch.zeros(3, 2, dtype=torch.int32, device="meta")
+    with pytest.raises(TensorError, match="on cpu with the pools, got meta"):
+        cuda_codec(CpuDevice())(pools, pools.active, []).enqueue_store(slots)
+
+
+def test_more_layers_than_a_grid_has_rows_are_refused() -> None:
+    pools = Pools(Case(d_k=1, d_v=1, heads=1), "cpu")
+    pools.active.rows = type(pools.active.rows)(pools.active.rows.layers * 32768, None)
+    with pytest.raises(TensorError, match="at most 65535 layers, got 65536"):
+        cuda_codec(CpuDevice())(pools, pools.active, [])
+
+
+def test_elements_that_share_an_address_are_refused() -> None:
+    spec = StateSpec(layers=2, heads=1, d_k=4, d_v=4, dtype="bfloat16", layout="k_last")
+    slots = torch.zeros(2, 1, 1, 4, 4, dtype=torch.bfloat16).expand(2, 3, 1, 4, 4)
+    twice = [torch.zeros(3, 1, 4, 4, dtype=torch.bfloat16)] * 2
+    for state, message in [(slots, "a stride of 0 elements must span the 1 "), (twice, "the same memory")]:
+        with pytest.raises(TensorError, match=message):
+            cuda.describe(ActivePool.bind(spec, state=state), CheckpointPool(spec, 2), CpuDevice())
+
+
 def test_rows_that_are_not_contiguous_are_refused() -> None:
     pools = Pools(Case(d_k=8, d_v=8), "cpu")
     transposed = [layer.transpose(2, 3) for layer in pools.active.rows.layers]
     pools.active.rows = type(pools.active.rows)(tuple(transposed), None)
     with pytest.raises(TensorError, match="contiguous"):
         cuda_codec(CpuDevice())(pools, pools.active, [])
+
+
+def test_pools_that_are_not_on_cuda_or_differ_have_no_cuda_codec() -> None:
+    with pytest.raises(TensorError, match="must be on cuda, they are on cpu"):
+        cuda.build(ActivePool(SPEC, 2), CheckpointPool(SPEC, 2))
+    with pytest.raises(TensorError, match="the active pool holds"):
+        cuda.build(ActivePool(SPEC, 2), CheckpointPool(replace(SPEC, heads=4), 2))
 
 
 def test_importing_the_package_needs_no_cupy() -> None:
@@ -166,15 +289,14 @@ class FakeCupy:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.cuda = SimpleNamespace(Device=self._entered("device"), ExternalStream=self._entered("stream"))
+        stream = SimpleNamespace(from_external=lambda it: self._entered("stream", *it.__cuda_stream__()))
+        self.cuda = SimpleNamespace(Device=lambda index: self._entered("device", index), Stream=stream)
 
-    def _entered(self, what: str) -> Any:
-        @contextmanager
-        def enter(value: int) -> Iterator[None]:
-            self.calls.append((what, value))
-            yield
-
-        return enter
+    @contextmanager
+    def _entered(self, *what: Any) -> Iterator[None]:
+        self.calls.append(what)
+        yield
+        self.calls.append(("left", what[0]))
 
     def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802
         self.calls.append(("module", "#include" in code, options))
@@ -187,32 +309,82 @@ class FakeCupy:
             def compile(self) -> None:
                 fake.calls.append(("compile", name))
 
+            @property
+            def num_regs(self) -> int:
+                fake.calls.append(("load", name))
+                return 64
+
             def __call__(self, *arguments: Any) -> None:
                 fake.calls.append((name, *arguments))
 
         return Kernel()
 
 
-def test_cupy_gets_the_program_and_the_stream_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, recorded = FakeCupy(), CpuDevice()
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    """CuPy, and the few functions of `torch.cuda` that are used, on a machine with neither."""
+    fake = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
-    pools = Pools(Case(), "cpu")
-    cuda_codec(recorded)(pools, pools.active, []).store([(1, 1)])
-    (launch,) = recorded.launches
-    device = CupyDevice(3)
-    device.prepare(launch.program)
-    device.prepare(launch.program)
-    device.launch(launch.program, "store", launch.grid, launch.threads, launch.arguments)
-    assert fake.calls == [
-        ("module", False, launch.program.options),
+    monkeypatch.setattr(torch.cuda, "device", lambda device: fake._entered("torch", device.index))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: fake.calls.append(("wait", device.index)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return fake
+
+
+def a_launch() -> Launch:
+    device, pools = CpuDevice(), Pools(Case(), "cpu")
+    cuda_codec(device)(pools, pools.active, []).store([(1, 1)])
+    return device.launches[0]
+
+
+def test_cupy_compiles_a_program_once_and_loads_its_kernels_on_their_device(fake_cuda: FakeCupy) -> None:
+    program, device = a_launch().program, CupyDevice(3)
+    device.prepare(program)
+    inside = [(what, f"int8_{name}") for name in ("store", "load") for what in ("compile", "load")]
+    assert fake_cuda.calls == [
+        ("torch", 3),
+        ("module", False, program.options),
         ("device", 3),
-        ("compile", "int8_store"),
-        ("compile", "int8_load"),
-        ("device", 3),
-        ("stream", 77),
-        ("int8_store", launch.grid, (launch.threads,), (launch.arguments,)),
+        *inside,
+        ("left", "device"),
+        ("wait", 3),
+        ("left", "torch"),
     ]
+    fake_cuda.calls.clear()
+    device.prepare(program)
+    assert fake_cuda.calls == [("torch", 3), ("wait", 3), ("left", "torch")]
+
+
+def test_a_launch_goes_to_the_stream_of_torch_and_does_nothing_else(fake_cuda: FakeCupy) -> None:
+    launch, device = a_launch(), CupyDevice(3)
+    device.prepare(launch.program)
+    fake_cuda.calls.clear()
+    with NoOperations():
+        device.launch(launch.program, "store", launch.grid, launch.threads, launch.arguments)
+    assert fake_cuda.calls == [
+        ("device", 3),
+        ("stream", 0, 77),
+        ("int8_store", launch.grid, (launch.threads,), (launch.arguments,)),
+        ("left", "stream"),
+        ("left", "device"),
+    ]
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_cuda_device_refuses_to_copy_or_compile_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    device, words, program = CupyDevice(0), torch.zeros(3, 1, dtype=torch.int32), a_launch().program
+    array = words.numpy()
+    refused = [
+        lambda: device.put(array),
+        lambda: device.refill(words, array),
+        lambda: device.prepare(program),
+        lambda: device.fetch(words),
+    ]
+    for call in refused:
+        with NoOperations(), pytest.raises(MisuseError, match="a graph is being captured"):
+            call()
 
 
 def tokens(seed: int, n: int) -> list[int]:

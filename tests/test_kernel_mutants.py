@@ -53,6 +53,7 @@ MUTANTS = {
     "a slot is copied onto itself": ("transfer.cuh", TARGET, "pairs[work.pair]"),
     "the padding sink is read": ("transfer.cuh", "work.source - 1 < arguments.source_slots - 1", "true"),
     "the padding sink is written": ("transfer.cuh", "work.target - 1 < arguments.target_slots - 1", "true"),
+    "the padding sink is not reported": ("transfer.cuh", "work.unit == 0 && threadIdx.x == 0", "false"),
     "the wrong status word": ("transfer.cuh", "pairs + 2 * pair_count + pair", "pairs + 2 * pair_count"),
     "a window's tail is cut": ("transfer.cuh", "< window.vectors) held[i].w", "< 2) held[i].w"),
     "only the first window": ("transfer.cuh", "unit -= window.blocks;", "break;"),

@@ -27,6 +27,16 @@ class Codec(Protocol):
         ...
 
 
+def require_alike(active: ActivePool, checkpoints: CheckpointPool) -> None:
+    """Raises TensorError if two pools differ in spec or device."""
+    if active.spec != checkpoints.spec:
+        raise TensorError(f"the active pool holds {active.spec}, the checkpoint pool {checkpoints.spec}")
+    if active.device != checkpoints.device:
+        raise TensorError(
+            f"the active pool is on {active.device}, the checkpoint pool on {checkpoints.device}"
+        )
+
+
 def build(active: ActivePool, checkpoints: CheckpointPool) -> Codec:
     """The codec for two pools.
 
@@ -34,12 +44,7 @@ def build(active: ActivePool, checkpoints: CheckpointPool) -> Codec:
         TensorError: the pools differ in spec or device, or no backend knows their device.
         ModuleNotFoundError: the pools are on cuda, and CuPy is missing.
     """
-    if active.spec != checkpoints.spec:
-        raise TensorError(f"the active pool holds {active.spec}, the checkpoint pool {checkpoints.spec}")
-    if active.device != checkpoints.device:
-        raise TensorError(
-            f"the active pool is on {active.device}, the checkpoint pool on {checkpoints.device}"
-        )
+    require_alike(active, checkpoints)
     if active.device.type == "cuda":
         from radixstate import cuda
 

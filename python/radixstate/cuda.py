@@ -1,23 +1,35 @@
 """The codec for CUDA tensors: describes pools to a kernel and launches it on torch's current stream.
 
-Nothing here waits for the device, except reading a verdict. The kernels' contract is in kernels/README.md.
+Making a codec waits for the device, once for each pair of pools. After that nothing does, except reading a verdict.
+The kernels' contract is in kernels/README.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from math import gcd
-from typing import TYPE_CHECKING, Any, Protocol, Self, overload
+from operator import index
+from typing import TYPE_CHECKING, Any, Protocol, Self, get_args, overload
 
 import numpy as np
 import torch
 
 from radixstate import programs
-from radixstate.errors import SlotError, TensorError
-from radixstate.programs import MAX_WINDOWS, VECTOR_BYTES, Direction, Program, Windows, arguments_type
+from radixstate.codec import require_alike
+from radixstate.errors import MisuseError, SlotError, TensorError
+from radixstate.programs import (
+    MAX_LAYERS,
+    MAX_WINDOWS,
+    VECTOR_BYTES,
+    Direction,
+    Program,
+    Windows,
+    arguments_type,
+)
 
 if TYPE_CHECKING:
     from radixstate.states import ActivePool, CheckpointPool, Layout, Rows
@@ -27,14 +39,22 @@ if TYPE_CHECKING:
 
 
 class Device(Protocol):
-    """What the codec needs of a device; all work goes on the current stream."""
+    """What the codec needs of a device; all work goes on the current stream.
+
+    While a graph is captured only `launch` is allowed, and the others raise MisuseError: replaying would repeat
+    the values of the capture, and allocating or waiting would end it.
+    """
 
     def put(self, values: Array) -> torch.Tensor:
-        """Copies an array to the device."""
+        """Copies an array to new memory of the device."""
+        ...
+
+    def refill(self, memory: torch.Tensor, values: Array) -> None:
+        """Copies an array over what `put` returned; work enqueued before still reads the old values."""
         ...
 
     def prepare(self, program: Program) -> None:
-        """Compiles and loads a program, which must not happen while a graph is captured."""
+        """Compiles and loads a program, and waits until any stream may use what `put` has copied."""
         ...
 
     def launch(
@@ -46,6 +66,17 @@ class Device(Protocol):
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
         """Begins to copy integers to the host; calling the result waits for them."""
         ...
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A stream of torch's in CUDA's stream protocol, which torch's own class has in late versions only."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol and handle."""
+        return (0, self.pointer)
 
 
 class CupyDevice:
@@ -66,32 +97,57 @@ class CupyDevice:
         self._device = torch.device("cuda", index)
         self._kernels: dict[tuple[Program, Direction], Any] = {}
 
+    @contextmanager
+    def _eager(self) -> Iterator[None]:
+        """Makes the device torch's current one, unless a graph is being captured there."""
+        with torch.cuda.device(self._device):
+            if torch.cuda.is_current_stream_capturing():
+                raise MisuseError(
+                    "a graph is being captured: make a batch of the codec before, and capture its enqueue() alone"
+                )
+            yield
+
     def put(self, values: Array) -> torch.Tensor:
         """See `Device`. Torch keeps the page-locked source until the copy is done."""
-        return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
+        with self._eager():
+            return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
+
+    def refill(self, memory: torch.Tensor, values: Array) -> None:
+        """See `Device`. The source is new each time, since an earlier copy may not have begun."""
+        with self._eager():
+            memory.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
 
     def prepare(self, program: Program) -> None:
         """See `Device`."""
-        if (program, "store") in self._kernels:
-            return
+        with self._eager():
+            if (program, "store") not in self._kernels:
+                self._load(program)
+            torch.cuda.synchronize(self._device)
+
+    def _load(self, program: Program) -> None:
         module = self._cupy.RawModule(code=program.source, options=program.options)
+        loaded: dict[tuple[Program, Direction], Any] = {}
         with self._cupy.cuda.Device(self._device.index):
-            for direction in ("store", "load"):
+            for direction in get_args(Direction):
                 kernel = module.get_function(program.kernel(direction))
                 kernel.compile()
-                self._kernels[program, direction] = kernel
+                # CUDA loads a kernel at its first use, which may not be in a capture; to ask for its size is a use.
+                _ = kernel.num_regs
+                loaded[program, direction] = kernel
+        self._kernels |= loaded
 
     def launch(
         self, program: Program, direction: Direction, grid: tuple[int, int], threads: int, arguments: Array
     ) -> None:
         """See `Device`."""
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        with self._cupy.cuda.Device(self._device.index), self._cupy.cuda.ExternalStream(stream):
+        current = _Stream(torch.cuda.current_stream(self._device).cuda_stream)
+        stream = self._cupy.cuda.Stream.from_external(current)
+        with self._cupy.cuda.Device(self._device.index), stream:
             self._kernels[program, direction](grid, (threads,), (arguments,))
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
         """See `Device`."""
-        with torch.cuda.device(self._device):
+        with self._eager():
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             host.copy_(values, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -154,14 +210,17 @@ class _Memory:
         """Describes rows of which the first `axes` axes may have any stride, and the others are contiguous.
 
         Raises:
-            TensorError: they are not, or an element lies across its own alignment.
+            TensorError: they are not, two elements share an address, or one lies across its own alignment.
         """
         first = rows.layers[0]
         width = first.element_size()
         if not first[(0,) * axes].is_contiguous():
             raise TensorError(f"axes from {axes} on must be contiguous, got strides {first.stride()}")
+        _require_apart(first)
         strides = [first.stride(axis) * width if first.shape[axis] > 1 else 0 for axis in range(axes)]
         addresses = [layer.data_ptr() for layer in rows.layers]
+        if len(set(addresses)) < len(addresses):
+            raise TensorError(f"two of {len(addresses)} layers are the same memory")
         alignment = gcd(*addresses, *strides)
         if alignment % width:
             raise TensorError(f"addresses must be multiples of an element's {width} bytes")
@@ -194,8 +253,8 @@ class _Window:
 class CudaCodec:
     """Moves slots between two pools: one launch for all layers, heads, pairs and windows.
 
-    `store` and `load` take pairs from the host. While a graph is captured, or for slots that a kernel
-    computes, use `enqueue_store` and `enqueue_load`, which launch and do nothing else.
+    `store` and `load` take pairs from the host, and so cannot be captured in a graph. For that make a `batch`
+    before, or, for slots that a kernel computes, use `enqueue_store` and `enqueue_load`.
     """
 
     def __init__(
@@ -219,12 +278,17 @@ class CudaCodec:
             device: where all of them are.
 
         Raises:
-            TensorError: an inner axis is not contiguous, or there are more windows than a launch takes.
+            TensorError: an inner axis is not contiguous, elements share addresses, or there are more windows or
+                layers than a launch takes.
+            MisuseError: a graph is being captured.
         """
         if len(conv) > MAX_WINDOWS:
             raise TensorError(f"a launch takes at most {MAX_WINDOWS} conv windows, got {len(conv)}")
+        if len(active.layers) > MAX_LAYERS:
+            raise TensorError(f"a launch takes at most {MAX_LAYERS} layers, got {len(active.layers)}")
         self._device = device
         self._layers = len(active.layers)
+        self._where = active.layers[0].device
         self._active = _Memory.of(active, 3, device)
         self._checkpoint = _Memory.of(checkpoint, 3, device)
         self._scale = None if scale is None else _Memory.of(scale, 2, device)
@@ -250,48 +314,68 @@ class CudaCodec:
         k_last = layout == "k_last"
         return programs.int8(dtype, (rows, columns), k_last=k_last, vector=elements, windows=windows)
 
-    def store(self, pairs: Pairs) -> Verdicts:
+    def store(self, pairs: Pairs) -> Sequence[bool]:
         """Encodes (active slot, checkpoint slot) pairs; the result is read when it is needed.
 
         Raises:
             SlotError: a slot is not in its pool, or two pairs write the same one; nothing was launched.
+            MisuseError: a graph is being captured.
         """
-        slots = self.slots(pairs, "store")
-        self.enqueue_store(slots)
-        return Verdicts(len(pairs), self._device.fetch(slots[2]))
+        if not pairs:
+            return []
+        batch = Batch(self, "store", pairs)
+        batch.enqueue()
+        return batch.verdicts()
 
     def load(self, pairs: Pairs) -> None:
         """Decodes (checkpoint slot, active slot) pairs.
 
         Raises:
             SlotError: as `store`.
+            MisuseError: as `store`.
         """
-        self.enqueue_load(self.slots(pairs, "load"))
+        if pairs:
+            Batch(self, "load", pairs).enqueue()
 
-    def slots(self, pairs: Pairs, direction: Direction) -> torch.Tensor:
-        """Puts pairs on the device: int32 (3, pairs) of sources, destinations and zeroed status words.
+    def batch(self, direction: Direction, capacity: int) -> Batch:
+        """Room on the device for `capacity` pairs, none yet: what a captured graph stores or loads.
+
+        Waits for the device, so that any stream may use the batch.
 
         Raises:
-            SlotError: as `store`.
+            MisuseError: a graph is being captured.
         """
+        batch = Batch(self, direction, (), capacity)
+        self._device.prepare(self._program)
+        return batch
+
+    def _words(self, direction: Direction, pairs: Pairs, capacity: int) -> Array:
+        """Checked pairs as int32 (3, capacity): sources, destinations, status words. Padding is zero.
+
+        Raises:
+            SlotError: as `store`, or there are more pairs than `capacity`.
+        """
+        if len(pairs) > capacity:
+            raise SlotError(f"the batch has room for {capacity} pairs, got {len(pairs)}")
         active, checkpoint = ("active pool", self._active.slots), ("checkpoint pool", self._checkpoint.slots)
         source, target = (active, checkpoint) if direction == "store" else (checkpoint, active)
         _require_pairs(pairs, source, target)
-        words = np.zeros((3, len(pairs)), dtype=np.int32)
-        words[:2] = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
-        return self._device.put(words)
+        words = np.zeros((3, capacity), dtype=np.int32)
+        words[:2, : len(pairs)] = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
+        return words
 
     def enqueue_store(self, slots: torch.Tensor) -> None:
-        """Launches a store, and nothing else.
+        """Launches a store, and nothing else: this may be captured.
 
         Args:
             slots: int32 (3, pairs), contiguous, on the device: active slots, checkpoint slots, status words.
+                They are read when the kernel runs, and must live until it has; in a graph, as long as that.
                 Destinations must be distinct. A status word gains `programs.NON_FINITE` or
                 `programs.OUT_OF_RANGE` and loses nothing: clear it before it is used again. A slot that is
-                0 or past the end moves nothing, so a captured batch may be padded with zeros.
+                0 or past the end moves nothing, so there may be padding.
 
         Raises:
-            TensorError: `slots` has another shape or type.
+            TensorError: `slots` has another shape or type, or is on another device than the pools.
         """
         self._launch("store", slots, self._active, self._checkpoint)
 
@@ -299,7 +383,7 @@ class CudaCodec:
         """Launches a load; `slots` as in `enqueue_store`, with checkpoint slots first.
 
         Raises:
-            TensorError: `slots` has another shape or type.
+            TensorError: as `enqueue_store`.
         """
         self._launch("load", slots, self._checkpoint, self._active)
 
@@ -308,6 +392,8 @@ class CudaCodec:
             raise TensorError(
                 f"slots must be contiguous int32 (3, pairs), got {slots.dtype} {tuple(slots.shape)}"
             )
+        if slots.device != self._where:
+            raise TensorError(f"slots must be on {self._where} with the pools, got {slots.device}")
         pairs = slots.shape[1]
         if not pairs:
             return
@@ -334,12 +420,62 @@ class CudaCodec:
         return total
 
 
+class Batch:
+    """Pairs in memory of the device that stays where it is: what is moved may change, the launch may not.
+
+    `enqueue` alone may be captured. Before a replay `fill` on the stream that replays, after it take `verdicts`
+    there. Pairs that are not filled in move nothing.
+    """
+
+    def __init__(
+        self, codec: CudaCodec, direction: Direction, pairs: Pairs, capacity: int | None = None
+    ) -> None:
+        """Made by `CudaCodec.batch`."""
+        self._codec = codec
+        self._direction = direction
+        self._pairs = len(pairs)
+        self._slots = codec._device.put(codec._words(direction, pairs, capacity or len(pairs)))
+
+    def fill(self, pairs: Pairs) -> None:
+        """Names the pairs that launches from here on move, and clears the verdicts.
+
+        Raises:
+            SlotError: as `CudaCodec.store`, or there are more pairs than the capacity; nothing changed.
+            MisuseError: a graph is being captured.
+        """
+        words = self._codec._words(self._direction, pairs, self._slots.shape[1])
+        self._codec._device.refill(self._slots, words)
+        self._pairs = len(pairs)
+
+    def enqueue(self) -> None:
+        """Launches, and nothing else."""
+        enqueue = self._codec.enqueue_store if self._direction == "store" else self._codec.enqueue_load
+        enqueue(self._slots)
+
+    def verdicts(self) -> Verdicts:
+        """Of the pairs, after a store: whether each reloads finite. Call it before they are filled anew.
+
+        Raises:
+            MisuseError: a graph is being captured.
+        """
+        return Verdicts(self._pairs, self._codec._device.fetch(self._slots[2, : self._pairs]))
+
+
+def _require_apart(layer: torch.Tensor) -> None:
+    """Refuses strides by which two elements of a layer share an address, as those of an expanded tensor."""
+    span = 1
+    for stride, size in sorted(zip(layer.stride(), layer.shape, strict=True)):
+        if size > 1 and stride < span:
+            raise TensorError(f"a stride of {stride} elements must span the {span} that lie within it")
+        span += (size - 1) * stride
+
+
 def _require_pairs(pairs: Pairs, source: tuple[str, int], target: tuple[str, int]) -> None:
     """Refuses what the CPU codec refuses, in the same words."""
     written: dict[int, int] = {}
     for i, pair in enumerate(pairs):
         for slot, (pool, rows) in zip(pair, (source, target), strict=True):
-            if slot == 0:
+            if index(slot) == 0:
                 raise SlotError(f"pair {i}: slot 0 of the {pool} is the padding sink")
             if not 0 < slot < rows:
                 raise SlotError(f"pair {i}: slot {slot} is not in the {pool}, whose last slot is {rows - 1}")
@@ -354,11 +490,16 @@ def _device(index: int) -> CupyDevice:
 
 
 def build(active: ActivePool, checkpoints: CheckpointPool) -> CudaCodec:
-    """The codec for two pools of one spec on one CUDA device.
+    """The codec for two pools, for an engine that captures its batches; the pools' own calls make theirs.
 
     Raises:
+        TensorError: the pools differ in spec or device, or are not on cuda.
         ModuleNotFoundError: CuPy is missing.
+        MisuseError: a graph is being captured.
     """
+    require_alike(active, checkpoints)
+    if active.device.type != "cuda":
+        raise TensorError(f"the pools must be on cuda, they are on {active.device}")
     return describe(active, checkpoints, _device(active.device.index))
 
 

@@ -24,6 +24,9 @@ VECTOR_BYTES = 16
 MAX_WINDOWS = 32
 """Windows whose addresses fit into the 4 KiB of a kernel's arguments."""
 
+MAX_LAYERS = 65535
+"""Rows of a grid."""
+
 Direction = Literal["store", "load"]
 
 _TYPES = {"bfloat16": "Bf16", "float16": "Fp16", "float32": "Fp32"}

@@ -415,11 +415,13 @@ class CheckpointPool(_Pool):
 
         Returns:
             For each pair whether the state reloads finite; one that does not must not become a checkpoint.
-            On cuda nothing has waited for the store when this returns, and the first access does.
+            On cuda nothing has waited for the store when this returns, and the first access does. (The
+            first store or load between two pools compiles, and waits for the device.)
 
         Raises:
             SlotError: a slot is not in its pool, or two pairs write the same one; nothing was written.
             TensorError: the pools differ in spec or device.
+            MisuseError: a CUDA graph is being captured: `radixstate.cuda.build(...).batch` is for that.
         """
         return self._codec(active).store(list(pairs))
 
@@ -429,6 +431,7 @@ class CheckpointPool(_Pool):
         Raises:
             SlotError: as `store`.
             TensorError: as `store`.
+            MisuseError: as `store`.
         """
         self._codec(active).load(list(pairs))
 

@@ -9,7 +9,8 @@ import ctypes
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from radixstate.errors import MisuseError
 from radixstate.programs import SOURCES, Direction, Program
 
 HERE = Path(__file__).parent
@@ -129,7 +131,8 @@ class CpuDevice:
     """A `radixstate.cuda.Device` over CPU tensors. What is launched runs at once; its results are read later.
 
     Attributes:
-        launches: everything launched so far.
+        launches: everything launched so far, outside of a capture.
+        copies: how often something was copied to the device.
         waits: how often the host waited for a result.
     """
 
@@ -137,15 +140,36 @@ class CpuDevice:
         self, *, order: Order = Order.FORWARD, mutation: Mutation | None = None, sanitize: bool = False
     ) -> None:
         self.launches: list[Launch] = []
+        self.copies = 0
         self.waits = 0
+        self._captured: list[Launch] | None = None
         self._order = order
         self._mutation = mutation
         self._sanitize = sanitize
 
+    @contextmanager
+    def capture(self) -> Iterator[list[Launch]]:
+        """Notes launches instead of running them, and refuses all else, as a device does."""
+        self._captured = []
+        yield self._captured
+        self._captured = None
+
+    def replay(self, captured: Sequence[Launch]) -> None:
+        for launch in captured:
+            self._run(launch)
+
     def put(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        self._require_no_capture()
+        self.copies += 1
         return torch.from_numpy(values.copy())
 
+    def refill(self, memory: torch.Tensor, values: np.ndarray[Any, Any]) -> None:
+        self._require_no_capture()
+        self.copies += 1
+        memory.copy_(torch.from_numpy(values))
+
     def prepare(self, program: Program) -> None:
+        self._require_no_capture()
         build(program, self._mutation, sanitize=self._sanitize)
 
     def launch(
@@ -156,14 +180,23 @@ class CpuDevice:
         threads: int,
         arguments: np.ndarray[Any, Any],
     ) -> None:
-        self.launches.append(Launch(program, direction, grid, threads, arguments))
-        library = build(program, self._mutation, sanitize=self._sanitize)
-        kernel = library.store if direction == "store" else library.load
-        fault = kernel(arguments.ctypes.data, *grid, threads, self._order, len(self.launches))
+        launch = Launch(program, direction, grid, threads, arguments)
+        if self._captured is not None:
+            self._captured.append(launch)
+        else:
+            self._run(launch)
+
+    def _run(self, launch: Launch) -> None:
+        self.launches.append(launch)
+        library = build(launch.program, self._mutation, sanitize=self._sanitize)
+        kernel = library.store if launch.direction == "store" else library.load
+        where = (*launch.grid, launch.threads, self._order, len(self.launches))
+        fault = kernel(launch.arguments.ctypes.data, *where)
         if fault:
             raise LaunchError(fault.decode())
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
+        self._require_no_capture()
         fetched = values.tolist()
 
         def wait() -> list[int]:
@@ -171,3 +204,7 @@ class CpuDevice:
             return fetched
 
         return wait
+
+    def _require_no_capture(self) -> None:
+        if self._captured is not None:
+            raise MisuseError("a graph is being captured")

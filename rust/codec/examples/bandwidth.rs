@@ -5,8 +5,9 @@
 //! ```
 //!
 //! States are those of a Qwen3-Next: 36 layers, 32 heads, 128 x 128. `memcpy` copies as many bytes as the states have,
-//! in turns with the codec; each number is a median. What one round touches has left the cache by the next. With
-//! `--json`, one object per line and direction.
+//! in turns with the codec. Rates are medians over the rounds, and so is the ratio of the two of a round: others that
+//! use the machine slow down both. What one round touches has left the cache by the next. With `--json`, one
+//! object per line and direction.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -18,7 +19,7 @@ const SHAPE: Shape = Shape { heads: 32, d_k: 128, d_v: 128 };
 /// Slots that are moved in turns; twice as many as one call moves at most, so that none is in the cache.
 const SLOTS: usize = 8;
 const PAIRS: [usize; 2] = [1, 4];
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 25;
 /// Rounds before those: the first write to a page costs more than the copy.
 const WARM_UP: usize = 8;
 
@@ -56,15 +57,17 @@ fn fill(buffer: &mut Buffer) {
     }
 }
 
-fn seconds(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
-    work();
-    start.elapsed().as_secs_f64()
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+/// GB/s in one round.
+struct Round {
+    memcpy: f64,
+    store: f64,
+    load: f64,
 }
 
 /// `memcpy` by the given number of threads, of which this is one.
@@ -119,47 +122,45 @@ impl Bench {
         Self { state, layout, plan, copied, _pools: [active, q, scale] }
     }
 
-    /// GB/s of `memcpy`, of a store and of a load.
-    fn measure(&mut self, backend: Backend, pairs: usize, threads: NonZeroUsize) -> [f64; 3] {
+    fn measure(&mut self, backend: Backend, pairs: usize, threads: NonZeroUsize) -> Vec<Round> {
         let plan = self.plan.clone().with_backend(backend);
-        let mut times = [(); 3].map(|()| Vec::new());
-        for round in 0..WARM_UP + ROUNDS {
+        let bytes = state_bytes(self.state) * pairs;
+        let moved = bytes + (elements() + scale_bytes(self.state)) * pairs;
+        let rate = |bytes: usize, work: &mut dyn FnMut()| {
+            let start = Instant::now();
+            work();
+            bytes as f64 / start.elapsed().as_secs_f64() / 1e9
+        };
+        let rounds = (0..WARM_UP + ROUNDS).map(|round| {
             // A load reads what was stored half the slots ago.
             let (stored, loaded) = (turn(round, pairs), turn(round + SLOTS / 2 / pairs, pairs));
             let [from, to] = &mut self.copied;
-            let bytes = state_bytes(self.state) * pairs;
             let part = (stored[0].source as usize - 1) * state_bytes(self.state)..;
-            let elapsed = [
-                seconds(|| copy(&from.0[part.clone()][..bytes], &mut to.0[part][..bytes], threads.get())),
+            let (from, to) = (&from.0[part.clone()][..bytes], &mut to.0[part][..bytes]);
+            Round {
+                memcpy: rate(2 * bytes, &mut || copy(from, to, threads.get())),
                 // SAFETY: the pools lie within the buffers of `self`, which nobody else uses now.
-                seconds(|| drop(unsafe { plan.store(&stored, threads) }.expect("the pairs are sound"))),
+                store: rate(moved, &mut || drop(unsafe { plan.store(&stored, threads) }.expect("the pairs are sound"))),
                 // SAFETY: as above.
-                seconds(|| unsafe { plan.load(&loaded, threads) }.expect("the pairs are sound")),
-            ];
-            if round >= WARM_UP {
-                times.iter_mut().zip(elapsed).for_each(|(times, time)| times.push(time));
+                load: rate(moved, &mut || unsafe { plan.load(&loaded, threads) }.expect("the pairs are sound")),
             }
-        }
-        let copied = 2 * state_bytes(self.state);
-        let moved = state_bytes(self.state) + elements() + scale_bytes(self.state);
-        let [copy, store, load] = times.map(median);
-        [copied as f64 / copy, moved as f64 / store, moved as f64 / load].map(|rate| rate * pairs as f64 / 1e9)
+        });
+        rounds.skip(WARM_UP).collect()
     }
 
-    fn print(&self, backend: Backend, pairs: usize, threads: NonZeroUsize, json: bool, rates: [f64; 3]) {
-        let [memcpy, store, load] = rates;
+    fn print(&self, backend: Backend, pairs: usize, threads: NonZeroUsize, json: bool, rounds: &[Round]) {
         let (state, layout) = (self.state_name(), self.layout_name());
-        for (direction, rate) in [("store", store), ("load", load)] {
-            let ratio = rate / memcpy;
+        let memcpy = median(rounds.iter().map(|round| round.memcpy));
+        for (direction, pick) in [("store", (|round| round.store) as fn(&Round) -> f64), ("load", |round| round.load)] {
+            let rate = median(rounds.iter().map(pick));
+            let ratio = median(rounds.iter().map(|round| pick(round) / round.memcpy));
             if json {
-                println!(
-                    r#"{{"type": "{state}", "layout": "{layout}", "direction": "{direction}", "threads": {threads}, "pairs": {pairs}, "backend": "{backend}", "gb_per_s": {rate:.3}, "memcpy_gb_per_s": {memcpy:.3}, "ratio": {ratio:.3}}}"#
-                );
+                print!(r#"{{"type": "{state}", "layout": "{layout}", "direction": "{direction}", "#);
+                print!(r#""threads": {threads}, "pairs": {pairs}, "backend": "{backend}", "#);
+                println!(r#""gb_per_s": {rate:.3}, "memcpy_gb_per_s": {memcpy:.3}, "ratio": {ratio:.3}}}"#);
             } else {
-                println!(
-                    "{backend:7} {state:5} {layout:7} {direction:6} {pairs} pairs {rate:6.1} GB/s  memcpy {memcpy:6.1}  {:4.0}%",
-                    100.0 * ratio
-                );
+                print!("{:7} {state:5} {layout:7} {direction:6} {pairs} pairs ", backend.to_string());
+                println!("{rate:6.1} GB/s  memcpy {memcpy:6.1}  {:4.0}%", 100.0 * ratio);
             }
         }
     }
@@ -213,8 +214,8 @@ fn main() {
             let mut bench = Bench::new(state, layout);
             for backend in Backend::available().into_iter().filter(|backend| !matches!(backend, Backend::Scalar)) {
                 for pairs in PAIRS {
-                    let rates = bench.measure(backend, pairs, threads);
-                    bench.print(backend, pairs, threads, json, rates);
+                    let rounds = bench.measure(backend, pairs, threads);
+                    bench.print(backend, pairs, threads, json, &rounds);
                 }
             }
         }

@@ -42,6 +42,8 @@ mod avx512;
 mod backend;
 mod element;
 mod error;
+#[cfg(target_arch = "x86_64")]
+mod fold;
 mod plan;
 mod raw;
 mod region;
@@ -49,6 +51,8 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 mod spec;
+#[cfg(target_arch = "x86_64")]
+mod steps;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;

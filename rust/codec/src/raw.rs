@@ -42,10 +42,19 @@ pub(crate) struct TileMut<'a> {
 impl TileMut<'_> {
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> &mut [u8] {
-        assert!(row < self.rows);
-        // SAFETY: the row is one of the tile's, whose memory is valid for 'a and has no other user during it;
-        // the borrow of `self` keeps rows from being handed out twice.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.row_stride), self.row_bytes) }
+        let [row] = self.rows(row);
+        row
+    }
+
+    /// `N` rows from `first` on.
+    #[inline(always)]
+    pub(crate) fn rows<const N: usize>(&mut self, first: usize) -> [&mut [u8]; N] {
+        assert!(first + N <= self.rows);
+        // SAFETY: the rows are the tile's, whose memory is valid for 'a and has no other user during it; they do not
+        // overlap, since the spec was checked, and the borrow of `self` keeps them from being handed out twice.
+        std::array::from_fn(|i| unsafe {
+            std::slice::from_raw_parts_mut(self.base.add((first + i) * self.row_stride), self.row_bytes)
+        })
     }
 }
 

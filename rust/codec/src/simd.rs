@@ -8,12 +8,11 @@ use std::marker::PhantomData;
 
 use crate::backend::copy_windows;
 use crate::element::{Bf16, Element, Fp16, Fp32, SMALLEST_AMAX, STEPS};
+use crate::fold::{fold_columns, fold_row};
 use crate::raw::{Item, Share, Tile};
 use crate::scalar;
 use crate::spec::{Format, Layout, Spec};
-
-/// Bytes of the largest block: 64 elements of four bytes.
-const MAX_BLOCK_BYTES: usize = 256;
+use crate::steps::{ByColumn, ByRow, CopyBits, Dequantize, FromBf16, IntoBf16, Quantize, Step, map_group};
 
 /// Transfers that write this many bytes or more bypass the cache: they would evict everything else from it.
 const STREAM_BYTES: usize = 4 << 20;
@@ -251,22 +250,22 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
 
     #[inline(always)]
     fn store_native(&self, item: Item<'_>, ahead: Option<Tile<'_>>) -> bool {
-        let mut step = CopyBits::<S, E> { top: self.simd.zero(), element: PhantomData };
+        let mut step = CopyBits::<S, E>::new(self.simd);
         self.map_rows(&mut step, item, ahead);
-        E::reduce(self.simd, step.top) <= E::LARGEST
+        step.top(self.simd) <= E::LARGEST
     }
 
     #[inline(always)]
     fn load_native(&self, item: Item<'_>) {
-        let mut step = CopyBits::<S, E> { top: self.simd.zero(), element: PhantomData };
+        let mut step = CopyBits::<S, E>::new(self.simd);
         self.map_rows(&mut step, item, None);
     }
 
     #[inline(always)]
     fn store_bf16(&self, item: Item<'_>, ahead: Option<Tile<'_>>) -> bool {
-        let mut step = IntoBf16::<S, E> { top: self.simd.zero(), element: PhantomData };
+        let mut step = IntoBf16::<S, E>::new(self.simd);
         self.map_rows(&mut step, item, ahead);
-        E::reduce(self.simd, step.top) <= E::LARGEST_IN_BF16
+        step.top(self.simd) <= E::LARGEST_IN_BF16
     }
 
     #[inline(always)]
@@ -282,9 +281,10 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         }
         self.find_scales();
         item.target_scale.copy_from_slice(&self.encoded[..item.target_scale.len()]);
+        let scales = [&self.scale[..], &self.reciprocal];
         match self.spec.layout {
-            Layout::KLast => self.quantize([&self.scale, &self.reciprocal].map(|each| ByColumn(each)), item, ahead),
-            Layout::VLast => self.quantize([&self.scale, &self.reciprocal].map(|each| ByRow(each)), item, ahead),
+            Layout::KLast => self.map_rows(&mut Quantize::<_, E>::new(scales.map(ByColumn)), item, ahead),
+            Layout::VLast => self.map_rows(&mut Quantize::<_, E>::new(scales.map(ByRow)), item, ahead),
         }
         true
     }
@@ -299,17 +299,20 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         }
     }
 
-    #[inline(always)]
-    fn quantize<C: Scales<S>>(&self, [scales, reciprocals]: [C; 2], item: Item<'_>, ahead: Option<Tile<'_>>) {
-        let mut step = Quantize::<C, E> { scales, reciprocals, element: PhantomData };
-        self.map_rows(&mut step, item, ahead);
-    }
-
     /// Does a step for every block of every row, and fetches what comes after this item.
     #[inline(always)]
     fn map_rows(&self, step: &mut impl Step<S>, mut item: Item<'_>, ahead: Option<Tile<'_>>) {
-        for row in 0..item.source.rows() {
-            map_row(self.simd, step, row, item.source.row(row), item.target.row(row), self.write);
+        let rows = item.source.rows();
+        let whole = rows - rows % 4;
+        for row in (0..whole).step_by(4) {
+            let sources = each!(i => item.source.row(row + i));
+            map_group(self.simd, step, row, sources, item.target.rows(row), self.write);
+            if let Some(tile) = ahead {
+                each!(i => self.simd.prefetch(tile.row(row + i)));
+            }
+        }
+        for row in whole..rows {
+            map_group(self.simd, step, row, [item.source.row(row)], item.target.rows(row), self.write);
             if let Some(tile) = ahead {
                 self.simd.prefetch(tile.row(row));
             }
@@ -319,14 +322,7 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
     #[inline(always)]
     fn find_amax(&mut self, tile: Tile<'_>) {
         match self.spec.layout {
-            Layout::KLast => {
-                self.amax.fill(0);
-                let last = tile.rows() - 1;
-                for row in (0..=last).step_by(4) {
-                    let rows = each!(i => tile.row(last.min(row + i)));
-                    raise::<S, E>(self.simd, &mut self.amax, rows);
-                }
-            }
+            Layout::KLast => fold_columns::<S, E>(self.simd, tile, &mut self.amax),
             Layout::VLast => {
                 for (row, amax) in (0..tile.rows()).zip(self.amax.chunks_exact_mut(E::BYTES)) {
                     E::write(fold_row::<S, E>(self.simd, tile.row(row)), amax);
@@ -365,297 +361,9 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
     }
 }
 
-/// What happens to one block.
-trait Step<S: Simd> {
-    /// Bytes of an element that is read.
-    const SOURCE_BYTES: usize;
-    /// Bytes of an element that is written.
-    const TARGET_BYTES: usize;
-
-    fn block(&mut self, simd: S, place: Place, source: &[u8], target: &mut [u8], write: Write);
-}
-
-/// A row, and a block of it.
-#[derive(Clone, Copy)]
-struct Place {
-    row: usize,
-    block: usize,
-}
-
-/// Copies bits and remembers the largest absolute values.
-struct CopyBits<S: Simd, E> {
-    top: S::Bits,
-    element: PhantomData<E>,
-}
-
-impl<S: Simd, E: Lanes> Step<S> for CopyBits<S, E> {
-    const SOURCE_BYTES: usize = E::BYTES;
-    const TARGET_BYTES: usize = E::BYTES;
-
-    #[inline(always)]
-    fn block(&mut self, simd: S, _: Place, source: &[u8], target: &mut [u8], write: Write) {
-        for (x, y) in source.chunks_exact(S::BLOCK).zip(target.chunks_exact_mut(S::BLOCK)) {
-            let bits = simd.load(x);
-            self.top = E::max_abs(simd, self.top, bits);
-            simd.store(bits, y, write);
-        }
-    }
-}
-
-/// Rounds to bf16 and remembers the largest absolute values.
-struct IntoBf16<S: Simd, E> {
-    top: S::Bits,
-    element: PhantomData<E>,
-}
-
-impl<S: Simd, E: Lanes> Step<S> for IntoBf16<S, E> {
-    const SOURCE_BYTES: usize = E::BYTES;
-    const TARGET_BYTES: usize = Bf16::BYTES;
-
-    #[inline(always)]
-    fn block(&mut self, simd: S, _: Place, source: &[u8], target: &mut [u8], write: Write) {
-        for x in source.chunks_exact(S::BLOCK) {
-            self.top = E::max_abs(simd, self.top, simd.load(x));
-        }
-        Bf16::store(simd, E::load(simd, source), target, write);
-    }
-}
-
-/// Rounds from bf16 to the state's type.
-struct FromBf16<E>(PhantomData<E>);
-
-impl<S: Simd, E: Lanes> Step<S> for FromBf16<E> {
-    const SOURCE_BYTES: usize = Bf16::BYTES;
-    const TARGET_BYTES: usize = E::BYTES;
-
-    #[inline(always)]
-    fn block(&mut self, simd: S, _: Place, source: &[u8], target: &mut [u8], write: Write) {
-        E::store(simd, Bf16::load(simd, source), target, write);
-    }
-}
-
-/// The fp32 scales of a block.
-trait Scales<S: Simd> {
-    fn at(&self, simd: S, place: Place) -> [S::F32; 4];
-}
-
-/// Columns are channels.
-struct ByColumn<'a>(&'a [u8]);
-
-impl<S: Simd> Scales<S> for ByColumn<'_> {
-    #[inline(always)]
-    fn at(&self, simd: S, place: Place) -> [S::F32; 4] {
-        let bytes = S::BLOCK * Fp32::BYTES;
-        simd.load_fp32(&self.0[place.block * bytes..][..bytes])
-    }
-}
-
-/// Rows are channels.
-struct ByRow<'a>(&'a [u8]);
-
-impl<S: Simd> Scales<S> for ByRow<'_> {
-    #[inline(always)]
-    fn at(&self, simd: S, place: Place) -> [S::F32; 4] {
-        let bits = Fp32::read(&self.0[place.row * Fp32::BYTES..][..Fp32::BYTES]);
-        simd.splat(f32::from_bits(bits))
-    }
-}
-
-/// Divides by the scales and rounds to int8.
-struct Quantize<C, E> {
-    scales: C,
-    reciprocals: C,
-    element: PhantomData<E>,
-}
-
-impl<S: Simd, C: Scales<S>, E: Lanes> Step<S> for Quantize<C, E> {
-    const SOURCE_BYTES: usize = E::BYTES;
-    const TARGET_BYTES: usize = 1;
-
-    #[inline(always)]
-    fn block(&mut self, simd: S, place: Place, source: &[u8], target: &mut [u8], write: Write) {
-        let (scale, reciprocal) = (self.scales.at(simd, place), self.reciprocals.at(simd, place));
-        let steps = quotient(simd, E::load(simd, source), scale, reciprocal);
-        simd.store(simd.to_i8(steps), target, write);
-    }
-}
-
-/// `x / scale` by a multiplication and one step of refinement, in a third of the time of a division: that would be
-/// what a store waits for.
-///
-/// It rounds to the integer that the true quotient rounds to. The remainder is exact, so the refined quotient
-/// is off by less than 2^-23 of its last place before it is rounded. Only near a tie between two integers could that
-/// show, and there the tests go over every quotient that is so close to where rounding changes.
-#[inline(always)]
-fn quotient<S: Simd>(simd: S, x: [S::F32; 4], scale: [S::F32; 4], reciprocal: [S::F32; 4]) -> [S::F32; 4] {
-    let estimate = simd.mul(x, reciprocal);
-    simd.mul_add(simd.sub_mul(x, estimate, scale), reciprocal, estimate)
-}
-
-/// Multiplies by the scales and rounds to the state's type.
-struct Dequantize<C, E> {
-    scales: C,
-    element: PhantomData<E>,
-}
-
-impl<C, E> Dequantize<C, E> {
-    fn new(scales: C) -> Self {
-        Self { scales, element: PhantomData }
-    }
-}
-
-impl<S: Simd, C: Scales<S>, E: Lanes> Step<S> for Dequantize<C, E> {
-    const SOURCE_BYTES: usize = 1;
-    const TARGET_BYTES: usize = E::BYTES;
-
-    #[inline(always)]
-    fn block(&mut self, simd: S, place: Place, source: &[u8], target: &mut [u8], write: Write) {
-        let value = simd.mul(simd.load_i8(source), self.scales.at(simd, place));
-        E::store(simd, value, target, write);
-    }
-}
-
-/// Does a step for every block of a row; the last is padded with zeros if it is not whole.
-#[inline(always)]
-fn map_row<S: Simd, T: Step<S>>(simd: S, step: &mut T, row: usize, source: &[u8], target: &mut [u8], write: Write) {
-    let (source_block, target_block) = (S::BLOCK * T::SOURCE_BYTES, S::BLOCK * T::TARGET_BYTES);
-    let mut sources = source.chunks_exact(source_block);
-    let mut targets = target.chunks_exact_mut(target_block);
-    let mut place = Place { row, block: 0 };
-    for (x, y) in sources.by_ref().zip(targets.by_ref()) {
-        step.block(simd, place, x, y, write);
-        place.block += 1;
-    }
-    let (x, y) = (sources.remainder(), targets.into_remainder());
-    if !x.is_empty() {
-        let (padded, mut result) = (padded(x), [0; MAX_BLOCK_BYTES]);
-        step.block(simd, place, &padded[..source_block], &mut result[..target_block], Write::Cached);
-        y.copy_from_slice(&result[..y.len()]);
-    }
-}
-
-/// The bits of the largest absolute value of a row.
-#[inline(always)]
-fn fold_row<S: Simd, E: Lanes>(simd: S, row: &[u8]) -> u32 {
-    let mut registers = row.chunks_exact(S::BLOCK);
-    let mut top = simd.zero();
-    for x in registers.by_ref() {
-        top = E::max_abs(simd, top, simd.load(x));
-    }
-    let rest = registers.remainder();
-    if !rest.is_empty() {
-        top = E::max_abs(simd, top, simd.load(&padded(rest)[..S::BLOCK]));
-    }
-    E::reduce(simd, top)
-}
-
-/// Raises `amax` to the absolute values of four rows. One row at a time would wait for the last store to `amax`.
-#[inline(always)]
-fn raise<S: Simd, E: Lanes>(simd: S, amax: &mut [u8], rows: [&[u8]; 4]) {
-    let whole = rows[0].len() / S::BLOCK * S::BLOCK;
-    for (at, top) in (0..whole).step_by(S::BLOCK).zip(amax.chunks_exact_mut(S::BLOCK)) {
-        let x = each!(i => simd.load(&rows[i][at..][..S::BLOCK]));
-        simd.store(max_abs4::<S, E>(simd, simd.load(top), x), top, Write::Cached);
-    }
-    if whole < rows[0].len() {
-        let top = &mut amax[whole..][..S::BLOCK];
-        let x = each!(i => simd.load(&padded(&rows[i][whole..])[..S::BLOCK]));
-        simd.store(max_abs4::<S, E>(simd, simd.load(top), x), top, Write::Cached);
-    }
-}
-
-#[inline(always)]
-fn max_abs4<S: Simd, E: Lanes>(simd: S, top: S::Bits, [a, b, c, d]: [S::Bits; 4]) -> S::Bits {
-    let top = E::max_abs(simd, E::max_abs(simd, top, a), b);
-    E::max_abs(simd, E::max_abs(simd, top, c), d)
-}
-
-/// A part of a block, and zeros.
-#[inline(always)]
-fn padded(part: &[u8]) -> [u8; MAX_BLOCK_BYTES] {
-    let mut block = [0; MAX_BLOCK_BYTES];
-    block[..part.len()].copy_from_slice(part);
-    block
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::quantize;
-    use crate::{Avx2, Avx512};
-
-    /// Quotients x / s that are no further from the middle between a tie `k + 0.5` and a neighbour of it than the
-    /// refined quotient may be off: x * 2^c = a * s + n, where a / 2^b is the middle and n is small. Both x and s have
-    /// 24 bits, so that there is at most one s for each n.
-    fn close_to_a_tie() -> Vec<(f32, f32)> {
-        let mut found = Vec::new();
-        for tie in (0..127).map(|k| k as f32 + 0.5) {
-            for neighbour in [tie.next_down(), tie.next_up()] {
-                let (odd, b) = odd_and_exponent(f64::midpoint(f64::from(tie), f64::from(neighbour)));
-                for (n, c) in (-4..=4).flat_map(|n| (20..=30).map(move |c| (n, c))) {
-                    let s = inverse_of_odd(odd).wrapping_mul(0u64.wrapping_add_signed(-n)) & ((1 << c) - 1);
-                    let x = (odd * s).wrapping_add_signed(n) >> c;
-                    if [s, x].iter().all(|bits| (1 << 23..1 << 24).contains(bits)) {
-                        let x = x as f32 * f32::from_bits((127 + c - b) << 23);
-                        found.push((x, s as f32));
-                    }
-                }
-            }
-        }
-        found
-    }
-
-    /// `value` as odd / 2^exponent.
-    fn odd_and_exponent(value: f64) -> (u64, u32) {
-        (0..).map(|b| (value * f64::from(b).exp2(), b)).find(|(scaled, _)| scaled.fract() == 0.0).map_or_else(
-            || unreachable!("every double is a whole number over a power of two"),
-            |(scaled, b)| (scaled as u64, b),
-        )
-    }
-
-    /// By Newton's method, each step of which doubles the bits that are right.
-    fn inverse_of_odd(odd: u64) -> u64 {
-        (0..5).fold(odd, |inverse, _| inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse))))
-    }
-
-    /// Compares quotients with true division.
-    struct Compare<'a>(&'a [(f32, f32)]);
-
-    impl Task for Compare<'_> {
-        fn run<S: Simd>(self, simd: S) {
-            for pairs in self.0.chunks(S::BLOCK) {
-                let block = |pick: fn(&(f32, f32)) -> f32| -> Vec<u8> {
-                    let padding = std::iter::repeat(1.0).take(S::BLOCK - pairs.len());
-                    pairs.iter().map(pick).chain(padding).flat_map(f32::to_ne_bytes).collect()
-                };
-                let [x, scale] = [block(|pair| pair.0), block(|pair| pair.1)].map(|bytes| simd.load_fp32(&bytes));
-                let mut codes = vec![0; S::BLOCK];
-                let reciprocal = simd.div(simd.splat(1.0), scale);
-                simd.store(simd.to_i8(quotient(simd, x, scale, reciprocal)), &mut codes, Write::Cached);
-                for (&(x, scale), &code) in pairs.iter().zip(&codes) {
-                    assert_eq!(code.cast_signed(), quantize(x, scale), "{x:e} / {scale:e}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_refined_quotient_rounds_as_the_true_one_does_next_to_every_tie() {
-        let critical = close_to_a_tie();
-        assert!(critical.len() > 100, "{} quotients", critical.len());
-        let shifted = |exponent: i32| {
-            let factor = f32::exp2(exponent as f32);
-            critical.iter().map(move |&(x, scale)| (x * factor, scale * factor))
-        };
-        // From the smallest scale to the largest, both signs.
-        let pairs: Vec<_> = [0, -57, 90].into_iter().flat_map(shifted).flat_map(|(x, s)| [(x, s), (-x, s)]).collect();
-        if let Some(token) = Avx512::new() {
-            token.run(Compare(&pairs));
-        }
-        if let Some(token) = Avx2::new() {
-            token.run(Compare(&pairs));
-        }
-    }
 
     /// The definition of `LARGEST_IN_BF16`.
     fn survives_bf16<E: Element>(bits: u32) -> bool {
