@@ -145,6 +145,18 @@ def test_a_sequence_grows_fills_and_shrinks(cache: PrefixCache) -> None:
         assert (seq.tokens, seq.claimed, len(seq.pages)) == (PROMPT[:8], 8, 2)
 
 
+def test_pages_are_copied_into_a_page_table(cache: PrefixCache) -> None:
+    table = torch.zeros(3, 8, dtype=torch.int32)
+    with cache.start(PROMPT) as seq:
+        compute(seq, cache)
+        seq.checkpoint(16)
+        assert seq.copy_pages(table[1].numpy()) == 5
+        assert table[1].tolist() == [*seq.pages, 0, 0, 0]
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        assert lease.copy_pages(table[2].numpy()) == 4
+        assert table[2].tolist() == [*lease.pages, 0, 0, 0, 0]
+
+
 def test_without_a_depth_the_state_is_of_all_known_tokens(cache: PrefixCache) -> None:
     with cache.start(PROMPT[:13]) as seq:
         seq.grow(3)

@@ -218,3 +218,46 @@ def test_a_number_that_python_does_not_print() -> None:
         _native.TokenRangeError, match=r"^token \(too long to print\) at position 1 is outside"
     ):
         make().lookup([1, 10**5000])
+
+
+def test_page_ids_are_written_into_a_row_of_a_table() -> None:
+    cache = make()
+    store(cache)
+    seq = running(cache).sequence
+    lease = cache.lease(cache.lookup(PROMPT))
+    for ids, copy in (
+        (cache.pages(seq), lambda out: cache.copy_pages(seq, out)),
+        (cache.lease_pages(lease), lambda out: cache.copy_lease_pages(lease, out)),
+    ):
+        table = np.full((2, 6), -1, dtype=np.int32)
+        assert copy(table[1]) == len(ids)
+        assert table[1].tolist() == ids + [-1] * (6 - len(ids))
+        assert (table[0] == -1).all()
+        kept = array("i", [-1] * (len(ids) - 1))
+        with pytest.raises(
+            _native.LengthMismatchError,
+            match=f"{len(ids)} are to be written, the buffer has room for {len(ids) - 1}",
+        ):
+            copy(kept)
+        assert set(kept) == {-1}, "nothing was written"
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros(9, dtype=np.int64),
+        np.zeros(9, dtype=">i4"),
+        np.zeros(18, dtype=np.int32)[::2],
+        bytes(36),
+        memoryview(bytes(36)).cast("i"),
+        [0] * 9,
+    ],
+    ids=["int64", "big-endian", "strided", "bytes", "read-only", "list"],
+)
+def test_page_ids_go_only_into_writable_int32(out: object) -> None:
+    cache = make()
+    seq = running(cache).sequence
+    with pytest.raises(
+        _native.TensorError, match="pages: a contiguous, writable buffer of int32 expected, got "
+    ):
+        cache.copy_pages(seq, out)  # type: ignore[arg-type]  # that is the point

@@ -21,6 +21,7 @@ from radixstate.verdicts import Unread, Verdict
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import WriteableBuffer
 
     from radixstate._native import Request, Started
 
@@ -385,6 +386,21 @@ class Sequence(_Owner):
         """KV pages in the order of the tokens. Read again after a checkpoint, which may replace some."""
         return self._cache._native.pages(self._handle)
 
+    def copy_pages(self, out: WriteableBuffer) -> int:
+        """Writes `pages` into a row of a page table, without a Python object for each.
+
+        Args:
+            out: contiguous int32, with room for all of them: an array, or `tensor.numpy()` of a CPU tensor.
+
+        Returns:
+            How many pages that were.
+
+        Raises:
+            TensorError: `out` has another type, is read-only or strided.
+            LengthMismatchError: `out` is too short; nothing was written.
+        """
+        return self._cache._native.copy_pages(self._handle, out)
+
     @property
     def tokens(self) -> list[int]:
         """All known tokens."""
@@ -489,6 +505,10 @@ class Lease(_Owner):
     def pages(self) -> list[int]:
         """KV pages of the leased prefix. The lease moves deeper when more is published."""
         return self._cache._native.lease_pages(self._handle)
+
+    def copy_pages(self, out: WriteableBuffer) -> int:
+        """Writes `pages` into `out`, as `Sequence.copy_pages` does."""
+        return self._cache._native.copy_lease_pages(self._handle, out)
 
     @property
     def state(self) -> int | None:

@@ -14,7 +14,7 @@ use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle};
 use crate::number::Number;
 use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default, start_options};
 use crate::results::{Committed, Match, Published, Reserved, Skipped, Started, Stored, started_or_error};
-use crate::tokens::{Pages, Tokens};
+use crate::tokens::{PageTable, Pages, Tokens};
 
 /// The core, or the invariant that a bug of it broke.
 type Core = std::result::Result<radixstate::Cache, String>;
@@ -211,6 +211,11 @@ impl Cache {
         self.view(sequence, |view| view.pages())
     }
 
+    /// Writes what `pages` lists into a contiguous, writable buffer of int32, and returns how many ids that were.
+    fn copy_pages(&self, py: Python<'_>, sequence: &SequenceHandle, out: PageTable) -> Result<usize> {
+        out.write(py, &self.pages(sequence)?)
+    }
+
     /// Tokens whose KV and state came from the cache at the start.
     fn reused(&self, sequence: &SequenceHandle) -> Result<usize> {
         self.view(sequence, |view| view.reused())
@@ -351,6 +356,11 @@ impl Cache {
     /// Page ids of the leased prefix.
     fn lease_pages(&self, lease: &LeaseHandle) -> Result<Vec<u32>> {
         lease.0.read(|lease| self.call(|core| core.lease_pages(lease)))
+    }
+
+    /// Writes what `lease_pages` lists, as `copy_pages` does.
+    fn copy_lease_pages(&self, py: Python<'_>, lease: &LeaseHandle, out: PageTable) -> Result<usize> {
+        out.write(py, &self.lease_pages(lease)?)
     }
 
     /// The load from the leased checkpoint is enqueued: it may be evicted again. Repeating it changes nothing.
