@@ -38,7 +38,7 @@ class Skipped:
     Attributes:
         reason: `duplicate`: there is one already; `no_room`: no slot is free or evictable; `not_aligned`: the
             state is not one of a legal depth; `no_store`: the request asked so; `reset`: the request is older
-            than the last reset; `non_finite`: the state held an infinity or a NaN.
+            than the last reset, or the prefix it shares was refused; `non_finite`: the state held an infinity or a NaN.
         wanted: with `no_room`, checkpoint slots wanted.
         free: with `no_room`, checkpoint slots free.
         evictable: with `no_room`, checkpoint slots that could be evicted.
@@ -315,6 +315,9 @@ class PrefixCache(_Owner):
 
     def refuse(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
+
+        The pages that the tree got with it are as suspect: no lookup finds them any more, nor any state whose
+        path they lie on. Sequences that share them keep them to their end, and store nothing further.
 
         Raises:
             WrongCacheError: another cache stored it.

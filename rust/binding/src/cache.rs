@@ -433,7 +433,7 @@ impl Cache {
     }
 
     /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused` are the checkpoints
-    /// whose writer found a value that is not finite: they are withdrawn and were never matchable.
+    /// whose writer found a value that is not finite: they were never matchable, and are withdrawn as `refuse` does.
     ///
     /// Raises UnknownStepError.
     #[pyo3(signature = (step, refused=Each(Vec::new())), text_signature = "($self, step, refused=())")]
@@ -443,7 +443,8 @@ impl Cache {
         self.call(|core| core.retire_step(step, &refused))
     }
 
-    /// Withdraws a checkpoint whose content turned out not to be finite. Repeating it changes nothing.
+    /// Withdraws a checkpoint whose content turned out not to be finite, with the pages that the tree got with it and
+    /// every checkpoint whose path they lie on. Repeating it changes nothing.
     fn refuse(&self, stored: &Stored) -> Result<()> {
         self.call(|core| core.refuse(&stored.0))
     }

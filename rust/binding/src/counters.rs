@@ -117,11 +117,11 @@ record! {
         no_room: u64,
         /// The request asked not to store.
         no_store: u64,
-        /// The sequence is older than the last reset.
+        /// The sequence is older than the last reset, or the prefix that it leases was refused.
         reset: u64,
         /// Nothing to cache at depth 0.
         not_aligned: u64,
-        /// The writer found a value that is not finite.
+        /// The writer found a value that is not finite, or the checkpoint stood on pages that came with such a one.
         non_finite: u64,
     }
 }

@@ -200,7 +200,11 @@ impl Cache {
 
     /// Withdraws a checkpoint whose content turned out not to be finite. The pages that the tree got with it are as
     /// suspect: no lookup finds them any more, nor any checkpoint whose path they lie on. Sequences that share them keep
-    /// them to their end, and publish nothing further. Repeating it changes nothing.
+    /// them to their end, and publish nothing further.
+    ///
+    /// Repeating it changes nothing. Nor does a refusal after the prefix was evicted, even if another checkpoint still
+    /// needs some of its pages; refused with its step, it can't have been. When prefixes go on from this one, it costs a
+    /// look at every cached node.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
@@ -241,9 +245,9 @@ impl Cache {
     /// One number for every decision so far, so that ranks of a group can compare what they did: equal after the same
     /// calls, different, but for one chance in 2^64, once they have diverged. It costs a few nanoseconds a call.
     ///
-    /// It covers what each call took, reused, stored, evicted, ended or lacked. Of tokens it sees how many there are and
-    /// which is the last; of namespaces, what was found there. What only reads (`lookup`, `stats`, `check`) and what was
-    /// refused as misuse decides nothing.
+    /// It covers what each call took, reused, stored, refused, evicted, ended or lacked. Of tokens it sees how many there
+    /// are and which is the last; of namespaces, what was found there. What only reads (`lookup`, `stats`, `check`) and
+    /// what was misuse decides nothing.
     ///
     /// A handle that was dropped counts from the cache's next call of any kind on. A garbage collector runs at other moments on
     /// other ranks: there, end requests by [`Cache::finish`].
@@ -303,6 +307,7 @@ impl Cache {
     }
 
     fn withdraw(&mut self, stored: &Stored) {
-        self.ledger.stats.refusals.non_finite += self.ledger.prefixes.refuse(stored);
+        let Stored { node, serial, brought, .. } = *stored;
+        self.ledger.stats.refusals.non_finite += self.ledger.prefixes.refuse(node, serial, brought);
     }
 }

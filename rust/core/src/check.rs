@@ -109,7 +109,7 @@ impl Cache {
         census.order(self);
         census.leases(self);
         for &page in engine_free.unwrap_or_default() {
-            census.expect(Rule::EngineFree, !self.ledger.prefixes.kv.has_adopted(page), || {
+            census.expect(Rule::EngineFree, !self.ledger.prefixes.kv.owns(page), || {
                 format!("kv page {page} is free in the engine and adopted here")
             });
         }
@@ -195,7 +195,7 @@ impl Census {
         found(&mut owners, pool.outbox_ids(), Owner::Outbox);
         owners.sort_unstable();
         self.recount(pool, &owners);
-        let known: Vec<u32> = if pool.config().external { pool.adopted_ids() } else { (1..pool.fresh()).collect() };
+        let known: Vec<u32> = if pool.config().external { pool.adopted_ids() } else { (1..=pool.used()).collect() };
         let mut rest = owners.as_slice();
         for id in known {
             let strange = rest.partition_point(|&(other, _)| other < id);
@@ -220,7 +220,7 @@ impl Census {
     fn recount<P: Tag>(&mut self, pool: &Pool<P>, owners: &[(u32, Owner)]) {
         let mut found = Usage { capacity: pool.config().capacity as usize, ..Usage::default() };
         if !pool.config().external {
-            found.free = found.capacity - (pool.fresh() as usize - 1);
+            found.free = found.capacity - pool.used() as usize;
         }
         for (_, owner) in owners {
             *match owner {

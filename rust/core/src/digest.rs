@@ -25,6 +25,8 @@ pub(crate) enum Decision {
     Reset,
     /// A call lacked slots and changed nothing.
     Short,
+    /// A refusal found its checkpoint, the pages that came with it, or both.
+    Refuse,
 }
 
 /// A running hash over decisions and their numbers: no addresses, no clock, no random seed, nothing of the machine.

@@ -37,7 +37,7 @@ pub(crate) struct Node {
     pub(crate) pins: u32,
     /// A node without one is a tombstone if it has children.
     pub(crate) checkpoint: Option<Checkpoint>,
-    /// Whether lookups can reach it: `reset` detaches what is pinned.
+    /// Whether lookups can reach it: a reset or a refusal detaches what is pinned.
     pub(crate) attached: bool,
 }
 

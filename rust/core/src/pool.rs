@@ -129,15 +129,16 @@ pub struct Usage {
     pub outbox: usize,
 }
 
-/// Which ids are at hand. Bookkeeping grows with use, so a capacity costs nothing.
+/// Which ids are at hand. Bookkeeping grows with use, so a capacity costs nothing: it takes a bit for each id up to the
+/// highest that was given back, or adopted.
 #[derive(Debug)]
 enum Ids<P> {
     /// The pool allocates: the lowest free id first.
     Internal {
-        /// Given back, all below `fresh`.
+        /// Given back, none above `used`.
         free: IdSet,
-        /// The first id never handed out.
-        fresh: u32,
+        /// The highest id ever handed out, 0 at first.
+        used: u32,
     },
     /// The engine allocates.
     External {
@@ -164,7 +165,7 @@ impl<P: Tag> Pool<P> {
         let (free, ids) = if config.external {
             (0, Ids::External { adopted: IdSet::new(), outbox: Slots::default() })
         } else {
-            (capacity, Ids::Internal { free: IdSet::new(), fresh: 1 })
+            (capacity, Ids::Internal { free: IdSet::new(), used: 0 })
         };
         Self { config, counts: Usage { capacity, free, ..Usage::default() }, ids }
     }
@@ -266,7 +267,7 @@ impl<P: Tag> Pool<P> {
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Misuse::PageOwnership { page: pair[0], why: "is given twice" });
         }
-        match ids.iter().find(|&&id| !self.in_range(id) || self.has_adopted(id)) {
+        match ids.iter().find(|&&id| !self.in_range(id) || self.owns(id)) {
             None => Ok(()),
             Some(&page) if !self.in_range(page) => Err(Misuse::PageOwnership { page, why: "is outside 1..=capacity" }),
             Some(&page) => Err(Misuse::PageOwnership { page, why: "already belongs to the cache" }),
@@ -303,14 +304,17 @@ impl<P: Tag> Pool<P> {
         (1..=self.config.capacity).contains(&id)
     }
 
-    /// Whether the engine has handed this id over and not got it back.
-    pub(crate) fn has_adopted(&self, id: u32) -> bool {
-        matches!(&self.ids, Ids::External { adopted, .. } if adopted.contains(id))
+    /// Whether an id is the cache's: of an external pool, one that the engine has handed over and not got back.
+    pub(crate) fn owns(&self, id: u32) -> bool {
+        match &self.ids {
+            Ids::Internal { .. } => self.in_range(id),
+            Ids::External { adopted, .. } => adopted.contains(id),
+        }
     }
 
-    /// The first id that was never handed out; 1 for an external pool. All from there on are as they were at first.
-    pub(crate) fn fresh(&self) -> u32 {
-        if let Ids::Internal { fresh, .. } = self.ids { fresh } else { 1 }
+    /// The highest id ever handed out; 0 for an external pool. All above it are as they were at first.
+    pub(crate) fn used(&self) -> u32 {
+        if let Ids::Internal { used, .. } = self.ids { used } else { 0 }
     }
 
     /// Ids given back.
@@ -330,14 +334,14 @@ impl<P: Tag> Pool<P> {
 
     /// The lowest free ids that follow each other, at most `most`.
     fn pop(&mut self, most: usize) -> Option<Run> {
-        let Ids::Internal { free, fresh } = &mut self.ids else { return None };
+        let Ids::Internal { free, used } = &mut self.ids else { return None };
         if let Some(run) = free.pop(most) {
             return Some(run);
         }
-        let left = self.config.capacity - (*fresh - 1);
-        let run = Run { first: *fresh, count: left.min(u32::try_from(most).unwrap_or(u32::MAX)) };
-        *fresh = run.end();
-        (run.count > 0).then_some(run)
+        let count = (self.config.capacity - *used).min(u32::try_from(most).unwrap_or(u32::MAX));
+        let run = (count > 0).then(|| Run { first: *used + 1, count });
+        *used += count;
+        run
     }
 
     fn set_free(&mut self, slots: Slots<P>) {
@@ -349,10 +353,10 @@ impl<P: Tag> Pool<P> {
                 self.counts.outbox += slots.len();
                 outbox.append(slots);
             }
-            Ids::Internal { free, fresh } => {
+            Ids::Internal { free, used } => {
                 self.counts.free += slots.len();
                 for &run in slots.runs() {
-                    let was_out = run.end() <= *fresh && free.insert(run);
+                    let was_out = run.last() <= *used && free.insert(run);
                     assert!(was_out, "a slot has exactly one owner: {} {run:?} is freed twice", P::KIND);
                 }
             }
@@ -405,6 +409,15 @@ mod tests {
         let _slots = pool.take_many(2).unwrap();
         pool.release(Slots::forged(2));
         pool.release(Slots::forged(2));
+    }
+
+    #[test]
+    fn the_last_id_of_the_largest_pool_is_an_id_like_others() {
+        let mut pool = Pool::<Kv>::new(PoolConfig::internal(u32::MAX));
+        let mut slots = pool.take_many(u32::MAX as usize - 1).unwrap();
+        slots.append(pool.take().unwrap().into());
+        assert_eq!((slots.ids().next_back(), slots.len()), (Some(u32::MAX), u32::MAX as usize));
+        assert!(pool.take().is_err());
     }
 
     #[test]

@@ -10,7 +10,6 @@ use crate::digest::{Decision, Digest};
 use crate::evict::{Lru, Order, Policy};
 use crate::fault::{Fault, seeded};
 use crate::key::Grid;
-use crate::ledger::Stored;
 use crate::node::{Checkpoint, Listed, Node, NodeId, Parent};
 use crate::pool::{Checkpoint as CheckpointTag, Kv, Pool, PoolConfig, Slot, Slots};
 use crate::tree::Tree;
@@ -190,10 +189,10 @@ impl Prefixes {
         self.unpin(pin.node.index);
     }
 
-    /// Takes a refused checkpoint out of lookups' sight, and all that stands on pages which came with it. Returns how many
-    /// checkpoints that were.
-    pub(crate) fn refuse(&mut self, stored: &Stored) -> u64 {
-        let Stored { node: id, serial, brought, .. } = *stored;
+    /// Takes a refused checkpoint out of lookups' sight, and all that stands on the pages from `brought` on, which came
+    /// with it. Returns how many checkpoints that were. Once its node is gone, nothing tells which pages above it those
+    /// were.
+    pub(crate) fn refuse(&mut self, id: NodeId, serial: u64, brought: usize) -> u64 {
         let Some(node) = self.tree.get(id) else { return 0 };
         let suspects = if node.attached && brought < node.end {
             self.tree.detach(self.tree.climb(id.index, brought + 1))
@@ -202,6 +201,7 @@ impl Prefixes {
         } else {
             return 0;
         };
+        self.digest.note(Decision::Refuse, [serial]);
         let mut withdrawn = 0;
         for index in suspects {
             // What nothing keeps may have gone with one before it.

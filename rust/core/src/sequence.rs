@@ -133,7 +133,7 @@ impl<'a> SequenceView<'a> {
     pub fn pages(self) -> Vec<u32> {
         let holdings = &self.running.lease.holdings;
         let mut pages = holdings.node.map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node));
-        pages.extend(holdings.pages.ids());
+        holdings.pages.write_ids(&mut pages);
         pages
     }
 }

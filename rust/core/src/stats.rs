@@ -23,7 +23,7 @@ pub struct Refusals {
     pub no_room: u64,
     /// The request asked not to store.
     pub no_store: u64,
-    /// The sequence is older than the last reset.
+    /// The sequence is older than the last reset, or the prefix that it leases was refused.
     pub reset: u64,
     /// Nothing to cache at depth 0.
     pub not_aligned: u64,

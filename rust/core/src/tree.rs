@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
+use std::iter::successors;
 
 use hashbrown::HashTable;
 use rustc_hash::FxHasher;
@@ -154,13 +155,9 @@ impl Tree {
 
     /// Page ids of the path to `at`, from the prompt's start.
     pub(crate) fn path_pages(&self, at: u32) -> Vec<u32> {
+        let path: Vec<u32> = successors(Some(at), |&index| self.parent(index)).collect();
         let mut ids = Vec::with_capacity(self.node(at).end / self.grid.page);
-        let mut next = Some(at);
-        while let Some(index) = next {
-            ids.extend(self.node(index).pages.ids().rev());
-            next = self.parent(index);
-        }
-        ids.reverse();
+        path.iter().rev().for_each(|&index| self.node(index).pages.write_ids(&mut ids));
         ids
     }
 
@@ -252,7 +249,11 @@ impl Tree {
     pub(crate) fn detach(&mut self, top: u32) -> Vec<u32> {
         let end = self.node(top).end;
         let below = |&(index, node): &(u32, &Node)| node.end >= end && self.climb(index, end) == top;
-        let hidden: Vec<u32> = self.nodes().filter(below).map(|(index, _)| index).collect();
+        // Mostly a leaf just stored, for which no other node needs to be asked.
+        let hidden = match self.node(top).children {
+            0 => vec![top],
+            _ => self.nodes().filter(below).map(|(index, _)| index).collect(),
+        };
         for &index in &hidden {
             self.unlink(index);
             self.node_mut(index).attached = false;

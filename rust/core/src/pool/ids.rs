@@ -23,7 +23,7 @@ impl IdSet {
 
     /// Adds a run; whether all of it was new.
     pub(super) fn insert(&mut self, run: Run) -> bool {
-        self.reach(run.end() as usize / BITS + 1);
+        self.reach(run.last() as usize / BITS + 1);
         let mut new = true;
         for (index, mask) in words(run) {
             let word = &mut self.levels[0][index];
@@ -115,7 +115,7 @@ impl IdSet {
 
 /// The words that hold a run, each with the run's bits in it.
 fn words(run: Run) -> impl Iterator<Item = (usize, u64)> {
-    let (first, end) = (run.first as usize, run.end() as usize);
+    let (first, end) = (run.first as usize, run.last() as usize + 1);
     (first / BITS..end.div_ceil(BITS)).map(move |index| {
         let (from, to) = (first.saturating_sub(index * BITS), (end - index * BITS).min(BITS));
         (index, u64::MAX >> (BITS - (to - from)) << from)
@@ -171,7 +171,7 @@ mod tests {
                     _ => {
                         let popped = ids.pop(count as usize);
                         prop_assert_eq!(popped.map(|run| run.first), model.first().copied());
-                        popped.into_iter().flat_map(|run| run.first..run.end()).for_each(|id| {
+                        popped.into_iter().flat_map(Run::ids).for_each(|id| {
                             assert!(model.remove(&id));
                         });
                     }

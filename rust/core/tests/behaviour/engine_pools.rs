@@ -97,6 +97,9 @@ fn a_page_free_in_the_engine_and_owned_here_is_found() {
     assert_eq!(report.violations.len(), 1);
     assert_eq!(report.violations[0].rule, Rule::EngineFree);
     assert!(report.to_string().contains("kv page 4 is free in the engine"), "{report}");
+    let mut internal = crate::cache();
+    assert!(internal.check(Some(&[12])).is_err(), "an internal pool leaves the engine no page");
+    internal.check(Some(&[13])).unwrap();
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn a_lookup_and_a_failed_start_refresh_nothing() {
     store(&mut cache, &prompt(2, 4));
     assert_eq!(cached(&mut cache, &prompt(1, 4)), 4);
     let _running = [3, 4, 5].map(|family| start(&mut cache, &prompt(family, 2)));
-    cache.start(&Namespace::default(), &prompt(1, 5), StartOptions::default()).unwrap_err();
+    cache.start(&Namespace::default(), prompt(1, 5), StartOptions::default()).unwrap_err();
     cache.evict(PoolKind::Checkpoint, 1);
     assert_eq!((cached(&mut cache, &prompt(1, 4)), cached(&mut cache, &prompt(2, 4))), (0, 4));
 }

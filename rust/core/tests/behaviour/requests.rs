@@ -39,14 +39,14 @@ fn a_shortage_of_pages_evicts_and_takes_nothing() {
     store(&mut cache, &prompt(1, 8));
     let running = start(&mut cache, &prompt(2, 8));
     let before = usage(&mut cache);
-    let error = cache.start(&Namespace::default(), &prompt(3, 18), StartOptions::default()).unwrap_err();
+    let error = cache.start(&Namespace::default(), prompt(3, 18), StartOptions::default()).unwrap_err();
     let short = OutOfSlots { pool: PoolKind::Kv, wanted: 9, free: 4, evictable: 4 };
     assert_eq!(error, Error::Shortage(Shortage::Busy(short)));
     assert_eq!(error.to_string(), "kv pool: wanted 9, 4 free, 4 evictable");
     assert_eq!(usage(&mut cache), before);
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 8);
     cache.finish(running).unwrap();
-    assert!(cache.start(&Namespace::default(), &prompt(3, 18), StartOptions::default()).is_ok());
+    assert!(cache.start(&Namespace::default(), prompt(3, 18), StartOptions::default()).is_ok());
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_shortage_of_active_slots_evicts_nothing() {
     store(&mut cache, &prompt(1, 8));
     let _running = [2, 3, 4].map(|family| start(&mut cache, &prompt(family, 2)));
     let before = usage(&mut cache);
-    let error = cache.start(&Namespace::default(), &prompt(5, 16), StartOptions::default()).unwrap_err();
+    let error = cache.start(&Namespace::default(), prompt(5, 16), StartOptions::default()).unwrap_err();
     let short = OutOfSlots { pool: PoolKind::Active, wanted: 1, free: 0, evictable: 0 };
     assert_eq!(error, Error::Shortage(Shortage::Busy(short)), "eight pages would have needed an eviction");
     assert_eq!(usage(&mut cache), before);
@@ -89,7 +89,7 @@ fn a_shortage_counts_its_own_match_as_pinned() {
     let mut cache = cache();
     store(&mut cache, &prompt(1, 8));
     let _running = start(&mut cache, &prompt(2, 2));
-    let error = cache.start(&Namespace::default(), &prompt(1, 24), StartOptions::default()).unwrap_err();
+    let error = cache.start(&Namespace::default(), prompt(1, 24), StartOptions::default()).unwrap_err();
     let short = OutOfSlots { pool: PoolKind::Kv, wanted: 8, free: 7, evictable: 0 };
     assert_eq!(error, Error::Shortage(Shortage::Busy(short)));
     assert_eq!(cache.usage(PoolKind::Kv).evictable, 4, "the pins went with the attempt");
@@ -98,7 +98,7 @@ fn a_shortage_counts_its_own_match_as_pinned() {
 #[test]
 fn what_can_never_fit_is_another_error_than_busy() {
     let mut cache = cache();
-    let error = cache.start(&Namespace::default(), &prompt(1, 25), StartOptions::default()).unwrap_err();
+    let error = cache.start(&Namespace::default(), prompt(1, 25), StartOptions::default()).unwrap_err();
     let never = Shortage::NeverFits { pool: PoolKind::Kv, wanted: 13, capacity: 12 };
     assert_eq!(error, Error::Shortage(never));
     assert_eq!(error.to_string(), "kv pool: wanted 13, capacity 12: this can never fit");
@@ -108,7 +108,7 @@ fn what_can_never_fit_is_another_error_than_busy() {
         assert!(matches!(error, Error::Shortage(Shortage::NeverFits { pool: PoolKind::Kv, .. })), "{error}");
     }
     let huge = StartOptions { reserve: Some(usize::MAX), ..StartOptions::default() };
-    let error = cache.start(&Namespace::default(), &prompt(2, 1), huge).unwrap_err();
+    let error = cache.start(&Namespace::default(), prompt(2, 1), huge).unwrap_err();
     assert!(matches!(error, Error::Shortage(Shortage::NeverFits { pool: PoolKind::Kv, .. })), "{error}");
     for _ in 0..2 {
         cache.take_slot(&sequence).unwrap();
@@ -120,7 +120,7 @@ fn what_can_never_fit_is_another_error_than_busy() {
 #[test]
 fn a_cache_without_active_slots_can_start_nothing() {
     let mut cache = Cache::new(Config { active: PoolConfig::internal(0), ..config() }).unwrap();
-    let error = cache.start(&Namespace::default(), &prompt(1, 1), StartOptions::default()).unwrap_err();
+    let error = cache.start(&Namespace::default(), prompt(1, 1), StartOptions::default()).unwrap_err();
     assert_eq!(error, Error::Shortage(Shortage::NeverFits { pool: PoolKind::Active, wanted: 1, capacity: 0 }));
 }
 
@@ -220,7 +220,7 @@ fn a_further_slot_may_be_the_source_of_a_checkpoint() {
     assert_eq!(cache.view(&sequence).unwrap().slots().collect::<Vec<u32>>(), [1, track]);
     let pending = pending(cache.reserve_checkpoint(&sequence, 4, track).unwrap());
     assert_eq!(stored(cache.commit(&sequence, pending).unwrap()).depth, 4);
-    let _others = [2, 3].map(|family| cache.start(&Namespace::default(), &prompt(family, 2), StartOptions::default()));
+    let _others = [2, 3].map(|family| cache.start(&Namespace::default(), prompt(family, 2), StartOptions::default()));
     let short = OutOfSlots { pool: PoolKind::Active, wanted: 1, free: 0, evictable: 0 };
     assert_eq!(cache.take_slot(&sequence).unwrap_err(), Error::Shortage(Shortage::Busy(short)));
 }
@@ -257,7 +257,7 @@ fn keys_in_different_namespaces_never_match() {
     let others = [Namespace::new(1, None, 0), Namespace::new(0, Some("a"), 0), Namespace::new(0, None, 1)];
     for namespace in &others {
         assert_eq!(cache.lookup(namespace, &prompt(1, 9), None).unwrap().reason, Reason::NoPrefix);
-        let Started { sequence, .. } = cache.start(namespace, &prompt(1, 9), StartOptions::default()).unwrap();
+        let Started { sequence, .. } = cache.start(namespace, prompt(1, 9), StartOptions::default()).unwrap();
         cache.loaded(&sequence).unwrap();
         if let Reservation::Pending(pending) = reserve(&mut cache, &sequence, 8) {
             stored(cache.commit(&sequence, pending).unwrap());

@@ -81,6 +81,19 @@ fn what_stands_on_refused_pages_goes_with_them_and_no_more() {
 }
 
 #[test]
+fn a_refusal_after_its_prefix_was_evicted_changes_nothing() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let late = checkpoint(&mut cache, &sequence, 8);
+    checkpoint(&mut cache, &sequence, 4);
+    cache.finish(sequence).unwrap();
+    assert_eq!(cache.evict(PoolKind::Checkpoint, 1).kv, 2);
+    let digest = cache.digest();
+    cache.refuse(&late).unwrap();
+    assert_eq!((cached(&mut cache, &prompt(1, 4)), cache.digest()), (4, digest));
+}
+
+#[test]
 fn a_refused_state_that_brought_no_pages_goes_alone() {
     let mut cache = cache();
     let long = start(&mut cache, &prompt(1, 9));

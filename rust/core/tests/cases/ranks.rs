@@ -125,6 +125,19 @@ fn finishing_and_dropping_are_the_same_and_keeping_is_not() {
 }
 
 #[test]
+fn a_refusal_that_hides_only_pages_shows() {
+    let run = |after: fn(&mut Cache, &Stored)| {
+        let mut cache = cache(32, 2, 4);
+        let sequence = start(&mut cache, &prompt(1, 9));
+        let stored = checkpoint(&mut cache, &sequence, 8);
+        assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
+        after(&mut cache, &stored);
+        cache.digest()
+    };
+    assert_ne!(run(|cache, stored| cache.refuse(stored).unwrap()), run(|_, _| ()));
+}
+
+#[test]
 fn a_discarded_state_is_not_a_duplicate() {
     let run = |end: fn(&mut Cache, &Sequence, Pending)| {
         let mut cache = cache(32, 2, 4);
