@@ -38,8 +38,8 @@ test-rust: ## Rust tests alone: needs neither Python nor torch
 test-python: $(VENV)/.native
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.native ## speed of the codec against memcpy
-	cargo run --locked --release --quiet -p radixstate-codec --example bandwidth
+bench: $(VENV)/.native ## speed beside peers and the machine's limits: table, out/bench/bench.json, plots
+	$(BIN)/python -m benchmarks.speed $(ARGS)
 
 lint: $(VENV)/.native ## formatting, clippy, ruff, types, stub against binary
 	cargo fmt --all --check

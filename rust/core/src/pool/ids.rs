@@ -78,12 +78,11 @@ impl IdSet {
             }
             wanted = level.len().div_ceil(BITS);
         }
+        // A top that was one word has something in that word at most.
         while let Some(top) = self.levels.last().filter(|top| top.len() > 1) {
-            let summary = top.chunks(BITS).map(|chunk| {
-                (0..).zip(chunk).fold(0, |bits, (bit, &word): (u32, _)| bits | u64::from(word != 0) << bit)
-            });
-            let summary = summary.collect();
-            self.levels.push(summary);
+            let mut above = vec![0; top.len().div_ceil(BITS)];
+            above[0] = u64::from(top[0] != 0);
+            self.levels.push(above);
         }
     }
 
