@@ -1,0 +1,1 @@
+"""How fast radixstate is beside other prefix caches for recurrent states; see docs/performance.md."""

@@ -1,0 +1,201 @@
+"""The CPU codec: GB/s of the fewest bytes that must move, beside `memcpy` and torch's operations in the same process.
+
+One state is 30 layers of 32 heads of 128 x 128. Before each timed call a copy of 256 MiB, itself timed, empties the
+caches. With one thread, time is the process's CPU time; with two, it is the wall's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.speed.backends import OURS, Backend
+from benchmarks.speed.figures import Figure
+
+SECTION = "codec"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+STATES = (1, 4)
+COPY_BYTES = 256 << 20
+SECONDS, LEAST = 2.0, 5
+
+Pairs = list[tuple[int, int]]
+
+
+class Shape(NamedTuple):
+    """Of a pool of states; one slot more is the padding sink."""
+
+    layers: int = 30
+    heads: int = 32
+    d_v: int = 128
+    d_k: int = 128
+    slots: int = 8
+
+    @property
+    def pool(self) -> tuple[int, ...]:
+        return (self.layers, self.slots + 1, self.heads, self.d_v, self.d_k)
+
+    def moved_bytes(self, dtype: torch.dtype, scale: torch.dtype, states: int) -> int:
+        """Read and written by a store or a load that touches each byte once."""
+        channels = self.layers * self.heads * self.d_k * states
+        return channels * (self.d_v * (dtype.itemsize + 1) + scale.itemsize)
+
+
+class Mover(NamedTuple):
+    """Moves (from, to) slots. `name` is empty for the backend itself."""
+
+    name: str
+    scale: torch.dtype
+    store: Callable[[Pairs], object]
+    load: Callable[[Pairs], object]
+
+
+def measure(backend: Backend, *, threads: int, shape: Shape | None = None) -> list[Figure]:
+    shape = shape or Shape()
+    torch.set_num_threads(threads)
+    make = _ours if backend.name == OURS else partial(_sglang, backend)
+    figures: list[Figure] = []
+    with ThreadPoolExecutor(threads) as executor:
+        copy = _memcpy(executor, threads)
+        for dtype in DTYPES:
+            movers = make(shape, dtype, threads)
+            for states in STATES:
+                figures += _case(movers, copy, shape, dtype, states, threads)
+    return figures
+
+
+one_thread, two_threads = partial(measure, threads=1), partial(measure, threads=2)
+
+
+def _case(
+    movers: Sequence[Mover],
+    copy: Callable[[], None],
+    shape: Shape,
+    dtype: torch.dtype,
+    states: int,
+    threads: int,
+) -> Iterator[Figure]:
+    """All movers in turns, both directions."""
+    up = [(i, shape.slots - states + i) for i in range(1, states + 1)]
+    down = [(to, source) for source, to in up]
+    calls = {(mover, "store"): partial(mover.store, up) for mover in movers}
+    calls |= {(mover, "load"): partial(mover.load, down) for mover in movers}
+    spent = _in_turns(list(calls.values()), copy, process_time if threads == 1 else perf_counter)
+    memcpy = 2 * COPY_BYTES / median(spent.pop()) / 1e9
+
+    name = f"{str(dtype).removeprefix('torch.')}, N={states}, threads={threads}"
+    for (mover, direction), seconds in zip(calls, spent, strict=True):
+        speed = shape.moved_bytes(dtype, mover.scale, states) / median(seconds) / 1e9
+        yield Figure(SECTION, f"{direction} {name}", speed, "GB/s", of=mover.name)
+    if len(movers) == 1:  # a peer, alone in its process: memcpy is measured beside ours
+        return
+    for direction in ("store", "load"):
+        yield Figure(SECTION, f"{direction} {name}", memcpy, "GB/s", of="memcpy")
+
+
+def _in_turns(
+    calls: Sequence[Callable[[], object]], copy: Callable[[], None], now: Callable[[], float]
+) -> list[list[float]]:
+    """Seconds of each call in each round, and at the end those of all the copies."""
+    for call in calls:
+        call()  # its first memory is new to the process
+    spent: list[list[float]] = [[] for _ in calls]
+    copies: list[float] = []
+    began = perf_counter()
+    while perf_counter() - began < SECONDS or len(spent[0]) < LEAST:
+        for call, seconds in zip(calls, spent, strict=True):
+            start = now()
+            copy()
+            middle = now()
+            call()
+            seconds.append(now() - middle)
+            copies.append(middle - start)
+    return [*spent, copies]
+
+
+def _memcpy(executor: ThreadPoolExecutor, threads: int) -> Callable[[], None]:
+    """The C library's, over as many threads."""
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    target = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    part = COPY_BYTES // threads
+    parts = [(target.data_ptr() + i * part, source.data_ptr() + i * part) for i in range(threads)]
+
+    def copy(source: torch.Tensor = source, target: torch.Tensor = target) -> None:
+        if threads == 1:
+            ctypes.memmove(*parts[0], part)
+        else:
+            list(executor.map(lambda addresses: _memmove(*addresses, part), parts))
+
+    return copy
+
+
+# A foreign function of a library gives up the interpreter's lock, `ctypes.memmove` does not.
+_memmove = ctypes.CDLL(None).memmove
+_memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def _ours(shape: Shape, dtype: torch.dtype, threads: int) -> list[Mover]:
+    """The codec, and its reference in torch's operations on the same tensors."""
+    from radixstate import ActivePool, CheckpointPool, StateSpec, codec
+    from radixstate.reference import codec as reference
+
+    name = str(dtype).removeprefix("torch.")
+    layers, _, heads, d_v, d_k = shape.pool
+    spec = StateSpec(layers=layers, heads=heads, d_k=d_k, d_v=d_v, dtype=name, layout="k_last")
+    active, kept = ActivePool(spec, shape.slots), CheckpointPool(spec, shape.slots)
+    states, q, scale = active.state_rows.whole, kept.state_rows.whole, kept.scale_rows.whole
+    _fill(states)
+    plan: Any = codec.build(active, kept)
+
+    def store(pairs: Pairs) -> None:
+        source, to = _columns(pairs)
+        q[:, to], scale[:, to] = reference.encode(states[:, source], k_axis=-1)
+
+    def load(pairs: Pairs) -> None:
+        source, to = _columns(pairs)
+        states[:, to] = reference.decode(q[:, source], scale[:, source], k_axis=-1, dtype=dtype)
+
+    return [
+        Mover("", scale.dtype, partial(plan.store, threads=threads), partial(plan.load, threads=threads)),
+        Mover("torch", scale.dtype, store, load),
+    ]
+
+
+def _sglang(backend: Backend, shape: Shape, dtype: torch.dtype, threads: int) -> list[Mover]:
+    kept = backend.make_store(
+        num_layers=shape.layers,
+        num_slots=shape.slots + 1,
+        num_heads=shape.heads,
+        head_v_dim=shape.d_v,
+        head_k_dim=shape.d_k,
+        device="cpu",
+        scale_dtype=dtype,
+    )
+    kept.qdata.zero_()
+    kept.scale.zero_()
+    states = torch.empty(shape.pool, dtype=dtype)
+    _fill(states)
+    return [
+        Mover(
+            "",
+            dtype,
+            lambda pairs: kept.store_from_pool(states, *_columns(pairs)),
+            lambda pairs: kept.copy_to_pool(states, *_columns(pairs)),
+        )
+    ]
+
+
+def _fill(states: torch.Tensor) -> None:
+    """Values such as states have, the same in all layers."""
+    states.copy_(torch.randn(states.shape[1:], generator=torch.Generator().manual_seed(0)).mul_(0.3))
+
+
+def _columns(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
+    source, to = zip(*pairs, strict=True)
+    return torch.tensor(source), torch.tensor(to)
