@@ -176,10 +176,7 @@ impl Cache {
     ) -> Result<Started> {
         let namespace = namespace_or_default(namespace);
         let options = start_options(reserve, max_length, no_read, no_store)?;
-        let started = match tokens {
-            Tokens::Owned(tokens) => self.call(|core| core.start(&namespace, tokens, options)),
-            lent => self.call_with(py, &lent, |core, tokens| core.start(&namespace, tokens, options)),
-        }?;
+        let started = self.call_with(py, &tokens, |core, tokens| core.start(&namespace, tokens, options))?;
         Ok(Started::new(py, started)?)
     }
 

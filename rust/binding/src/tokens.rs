@@ -1,7 +1,9 @@
 //! Tokens and page ids as Python has them: lists, buffers, torch tensors, any iterable of integers.
 //!
-//! A buffer of u32 is read in place; every other source is converted, with a range check.
+//! A buffer of u32 is read in place; every other source is converted, with a range check, into memory that the thread
+//! uses again and again: new memory of this size would cost more in page faults than the conversion.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::fmt::Display;
 use std::{ptr, slice};
@@ -20,7 +22,35 @@ use crate::number::digits;
 pub(crate) enum Tokens {
     /// A C-contiguous, aligned, one-dimensional buffer of native u32; its owner is kept from resizing it.
     Lent(PyUntypedBuffer),
-    Owned(Vec<u32>),
+    Converted(Converted),
+}
+
+/// Numbers of another type as u32. Dropping it leaves the memory to the thread's next conversion.
+pub(crate) struct Converted(Vec<u32>);
+
+thread_local!(static SPARE: Cell<Vec<u32>> = const { Cell::new(Vec::new()) });
+
+impl Converted {
+    /// Prompts beyond this are rare, and their memory is not kept.
+    const MOST_KEPT: usize = 1 << 21;
+
+    /// Nothing yet, with room for `count` numbers.
+    fn with_capacity(count: usize) -> Self {
+        let mut numbers = SPARE.try_with(Cell::take).unwrap_or_default();
+        numbers.clear();
+        numbers.reserve(count);
+        Self(numbers)
+    }
+}
+
+impl Drop for Converted {
+    fn drop(&mut self) {
+        if self.0.capacity() <= Self::MOST_KEPT {
+            let numbers = std::mem::take(&mut self.0);
+            // Where a thread is ending there is no next conversion.
+            _ = SPARE.try_with(|spare| spare.set(numbers));
+        }
+    }
 }
 
 /// Page ids of one call. A number that can't be an id is reported as a page, not as a token.
@@ -37,7 +67,7 @@ impl Tokens {
     /// so that nobody who follows Python's rules writes to the buffer.
     pub(crate) unsafe fn as_slice(&self) -> &[u32] {
         match self {
-            Self::Owned(tokens) => tokens,
+            Self::Converted(tokens) => &tokens.0,
             Self::Lent(buffer) if buffer.item_count() == 0 => &[],
             // SAFETY: `read_buffer` has seen that the buffer holds `item_count` aligned, contiguous u32; it stays
             // exported, so allocated, while `self` lives; the caller sees to it that nothing writes.
@@ -48,7 +78,7 @@ impl Tokens {
     /// The tokens as a vector of their own.
     pub(crate) fn into_vec(self, _attached: Python<'_>) -> Vec<u32> {
         match self {
-            Self::Owned(tokens) => tokens,
+            Self::Converted(mut tokens) => std::mem::take(&mut tokens.0),
             // SAFETY: `_attached` proves that this thread is attached, and `to_vec` runs no Python code.
             Self::Lent(_) => unsafe { self.as_slice() }.to_vec(),
         }
@@ -154,18 +184,18 @@ fn read(object: &Bound<'_, PyAny>) -> Read<Tokens> {
 }
 
 fn read_items<'py>(items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>) -> Read<Tokens> {
-    let mut numbers = Vec::with_capacity(items.size_hint().0);
+    let mut numbers = Converted::with_capacity(items.size_hint().0);
     for (position, item) in items.enumerate() {
         let item = item?;
         match item.extract::<u32>() {
-            Ok(number) => numbers.push(number),
+            Ok(number) => numbers.0.push(number),
             Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
                 return Err(Unfit::Range { position, value: digits(&item) });
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(Tokens::Owned(numbers))
+    Ok(Tokens::Converted(numbers))
 }
 
 /// The element types that tokens come in.
@@ -245,15 +275,15 @@ impl Memory {
     /// # Safety
     /// - The address holds `count` numbers of that type.
     /// - Nothing writes to them meanwhile.
-    unsafe fn convert(&self) -> Read<Vec<u32>> {
+    unsafe fn convert(&self) -> Read<Converted> {
         if self.count == 0 {
-            return Ok(Vec::new());
+            return Ok(Converted(Vec::new()));
         }
         let Self { address, count, element } = *self;
         // SAFETY: the caller vouches for all but the alignment, which `new` has checked.
         unsafe {
             match element {
-                Element::U32 => Ok(slice::from_raw_parts(address.cast::<u32>(), count).to_vec()),
+                Element::U32 => Ok(Converted(slice::from_raw_parts(address.cast::<u32>(), count).to_vec())),
                 Element::I32 => narrow(slice::from_raw_parts(address.cast::<i32>(), count)),
                 Element::U64 => narrow(slice::from_raw_parts(address.cast::<u64>(), count)),
                 Element::I64 => narrow(slice::from_raw_parts(address.cast::<i64>(), count)),
@@ -277,7 +307,7 @@ fn read_buffer(buffer: PyUntypedBuffer) -> Read<Tokens> {
     }
     // SAFETY: the exporter says what is there and can't move it before `buffer` is dropped; this thread is attached to
     // the interpreter and runs no Python code meanwhile.
-    unsafe { memory.convert() }.map(Tokens::Owned)
+    unsafe { memory.convert() }.map(Tokens::Converted)
 }
 
 fn read_tensor(object: &Bound<'_, PyAny>) -> Read<Tokens> {
@@ -295,7 +325,7 @@ fn read_tensor(object: &Bound<'_, PyAny>) -> Read<Tokens> {
     let memory = Memory::new(ptr::with_exposed_provenance(address), count, element, dimensions, contiguous)?;
     // SAFETY: torch says what is there; `object` keeps it alive, and since it was asked for its address no Python code
     // has run that could resize it. This thread is attached to the interpreter.
-    unsafe { memory.convert() }.map(Tokens::Owned)
+    unsafe { memory.convert() }.map(Tokens::Converted)
 }
 
 /// Whether this is a `torch.Tensor`. Where torch was never imported there are none.
@@ -336,13 +366,12 @@ impl Integer for u64 {
 }
 
 /// Converts in one pass that the compiler vectorises; looks for the culprit only when there is one.
-fn narrow<T: Integer>(numbers: &[T]) -> Read<Vec<u32>> {
-    let mut seen = 0;
-    let narrowed = numbers.iter().map(|number| {
+fn narrow<T: Integer>(numbers: &[T]) -> Read<Converted> {
+    let (mut seen, mut narrowed) = (0, Converted::with_capacity(numbers.len()));
+    narrowed.0.extend(numbers.iter().map(|number| {
         seen |= number.bits();
         number.bits() as u32
-    });
-    let narrowed = narrowed.collect();
+    }));
     if seen >> 32 == 0 {
         return Ok(narrowed);
     }
