@@ -9,7 +9,10 @@ from statistics import mean, median
 from time import thread_time_ns
 from typing import Any
 
+import numpy as np
+
 CALIBRATION = 2001
+NEAR_BYTES, FAR_BYTES = 1 << 12, 1 << 27
 
 
 def clock_cost() -> float:
@@ -65,6 +68,25 @@ def median_us(call: Callable[[], Any], *, seconds: float = 0.3, least: int = 11,
         call()
         spent.append(thread_time_ns() - begin)
     return max(median(spent) - floor, 0.0) / 1e3
+
+
+def cache_miss_us() -> float:
+    """Microseconds that a read from memory takes when it must wait for the one before it.
+
+    The same walk in random order, through what no cache holds and through what every cache holds: the difference.
+    """
+    return max(_step_ns(FAR_BYTES) - _step_ns(NEAR_BYTES), 0.0) / 1e3
+
+
+def _step_ns(size: int, steps: int = 200_000) -> float:
+    order = np.random.default_rng(0).permutation(size // 8)
+    following = np.empty_like(order)
+    following[order] = np.roll(order, -1)
+    ring, at = array("q", following.tobytes()), 0
+    begin = thread_time_ns()
+    for _ in repeat(None, steps):
+        at = ring[at]
+    return (thread_time_ns() - begin) / steps
 
 
 def batch_ns(call: Callable[[], Any], *, batch: int = 2000, batches: int = 25) -> float:

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.speed.backends import OURS, Backend
-from benchmarks.speed.clock import Clock, median_us
+from benchmarks.speed.clock import Clock, cache_miss_us, median_us
 from benchmarks.speed.figures import Figure, growth
 from benchmarks.speed.workloads import Front, Keys, Size
 
@@ -59,7 +59,24 @@ def chain(backend: Backend) -> list[Figure]:
             history = _take_turn(cache, clock, history, i)
         seconds = perf_counter() - began
         figures += _at_turns(cache, history, turns)
-    return figures
+    matched = next(figure for figure in reversed(figures) if figure.name.startswith("match"))
+    return figures + (_over_limit(backend, matched, history) if backend.name == OURS else [])
+
+
+def _over_limit(backend: Backend, matched: Figure, history: Keys) -> list[Figure]:
+    """A chain's match against the least that it could cost: to read the key once, and a cache miss for each node."""
+    cache = backend.make(Size(len(history) + 64, 4))
+    cache.store(Clock(), history, 0, None)
+    ask = _ask(history)
+    read, miss, turns = median_us(lambda: cache.match(ask)), cache_miss_us(), matched.at or 0
+    limit = (
+        f"match, chain of 16-token turns: {turns} turns over reading the key once and a cache miss for each"
+    )
+    return [
+        Figure(SECTION, f"match, {len(history)} tokens in one node", read, "us"),
+        Figure(SECTION, "a cache miss", 1000 * miss, "ns"),
+        Figure(SECTION, limit, matched.value / (read + turns * miss), "x"),
+    ]
 
 
 def pinned(backend: Backend) -> list[Figure]:
