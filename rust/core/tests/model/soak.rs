@@ -81,5 +81,6 @@ fn a_long_run_over_many_caches_finds_nothing() {
     let Soaked { steps, visited } = soaked;
     let rate = steps as f64 / begun.elapsed().as_secs_f64();
     println!("soak: {steps} steps, {} distinct states, {rate:.0} steps per second, 0 findings", visited.len());
-    assert!(visited.len() as u64 > steps / 10, "{} states in {steps} steps", visited.len());
+    // A run that goes round in circles tests nothing; after some ten million steps little is left that is new.
+    assert!(visited.len() as u64 > steps.min(10_000_000) / 10, "{} states in {steps} steps", visited.len());
 }
