@@ -25,7 +25,7 @@ SECTIONS: dict[str, tuple[tuple[str, ...], int]] = {
     "requests": (("admission",), 3),
     "boundary": (("boundary",), 3),
     "front": (("front",), 3),
-    "codec": (backends.CODEC, 1),
+    "codec": (backends.CODEC, 3),
     "reuse": (("reuse",), 1),
 }
 KEPT = Path("benchmarks/results")
