@@ -43,7 +43,7 @@ def _one_element() -> SimpleNamespace:
 
 
 def _counting(allocator: type) -> type:
-    class Counting(allocator):  # type: ignore[misc, valid-type]
+    class Counting(allocator):  # type: ignore[misc, valid-type]  # a base that only the wheel has
         def clear(self) -> None:
             super().clear()
             self._ids = torch.arange(1, self.size + 1, dtype=torch.int64)

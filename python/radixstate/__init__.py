@@ -9,7 +9,8 @@ Importing the package does not import torch.
 """
 
 from radixstate._native import Freed, Match, Namespace, Request, Stats, Stored, Usage
-from radixstate.cache import Lease, PrefixCache, Published, Sequence, Skipped
+from radixstate.cache import Lease, PrefixCache, Sequence
+from radixstate.results import Published, Skipped
 from radixstate.states import ActivePool, CheckpointPool, ConvSpec, StateSpec
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import lcm
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self
 from radixstate import _native, budget
 from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
 from radixstate.errors import AlreadyLoadedError, CacheError, ConfigError, TensorError
+from radixstate.results import Published, Skipped
 from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
 from radixstate.verdicts import Unread, Verdict
 
@@ -29,40 +30,6 @@ PoolName = Literal["kv", "active", "checkpoint"]
 
 Tokens = Iterable[int]
 """Token ids in 0..2**32. CPU tensors and buffers (numpy, array) of int32 or int64 are read in place."""
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """No state was stored. Storing is optional work, so this is no error.
-
-    Attributes:
-        reason: `duplicate`: there is one already; `no_room`: no slot is free or evictable; `not_aligned`: the
-            state is not one of a legal depth; `no_store`: the request asked so; `reset`: the request is older
-            than the last reset, or the prefix it shares was refused; `non_finite`: the state held an infinity or a NaN.
-        wanted: with `no_room`, checkpoint slots wanted.
-        free: with `no_room`, checkpoint slots free.
-        evictable: with `no_room`, checkpoint slots that could be evicted.
-    """
-
-    reason: Literal["duplicate", "no_room", "not_aligned", "no_store", "reset", "non_finite"]
-    wanted: int | None = None
-    free: int | None = None
-    evictable: int | None = None
-
-
-@dataclass(frozen=True)
-class Published:
-    """What publishing on a lease came to.
-
-    Attributes:
-        outcome: whether the state is cached.
-        canonical: the pages now valid from the lease's old depth to the published one: install them.
-        duplicates: given pages whose tokens were cached already; the engine frees them.
-    """
-
-    outcome: Stored | Skipped
-    canonical: list[int]
-    duplicates: list[int]
 
 
 class _Owner:

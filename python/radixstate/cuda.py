@@ -150,7 +150,7 @@ class CupyDevice:
         with self._eager():
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             host.copy_(values, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
             copied.record()
 
         def wait() -> list[int]:

@@ -54,7 +54,7 @@ impl Run {
     }
 
     pub(super) fn ids(self) -> impl DoubleEndedIterator<Item = u32> {
-        (0..self.count).map(move |n| self.first + n)
+        self.first..=self.last()
     }
 }
 
@@ -101,7 +101,7 @@ impl<P> Slots<P> {
 
     /// Adds their ids, a run at a time: the compiler knows how to do that fast.
     pub(crate) fn write_ids(&self, ids: &mut Vec<u32>) {
-        self.runs.iter().for_each(|run| ids.extend(run.first..=run.last()));
+        self.runs.iter().for_each(|run| ids.extend(run.ids()));
     }
 
     /// Adds those of `other` at the end.
