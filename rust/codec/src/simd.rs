@@ -12,7 +12,9 @@ use crate::fold::{fold_columns, fold_row};
 use crate::raw::{Item, Share, Tile};
 use crate::scalar;
 use crate::spec::{Format, Layout, Spec};
-use crate::steps::{ByColumn, ByRow, CopyBits, Dequantize, FromBf16, IntoBf16, Quantize, Step, map_group};
+use crate::steps::{
+    ByColumn, ByRow, CopyBits, Dequantize, FromBf16, IntoBf16, Quantize, Quotient, Refined, Step, TwoTerms, map_group,
+};
 
 /// Transfers that write this many bytes or more bypass the cache: they would evict everything else from it.
 const STREAM_BYTES: usize = 4 << 20;
@@ -71,6 +73,7 @@ pub(crate) trait Simd: Copy {
 /// An element type in registers.
 pub(crate) trait Lanes: Element<Scale = Self::ScaleLanes> {
     type ScaleLanes: Lanes;
+    type Quotient: Quotient;
     /// Bits of the largest value that comes back finite after rounding to bf16.
     const LARGEST_IN_BF16: u32;
 
@@ -106,9 +109,10 @@ macro_rules! each {
 pub(crate) use each;
 
 macro_rules! lanes {
-    ($element:ty, $scale:ty, $largest_in_bf16:literal, $load:ident, $to:ident, $max_abs:ident, $reduce:ident) => {
+    ($element:ty, $scale:ty, $quotient:ty, $largest_in_bf16:literal, $load:ident, $to:ident, $max_abs:ident, $reduce:ident) => {
         impl Lanes for $element {
             type ScaleLanes = $scale;
+            type Quotient = $quotient;
             const LARGEST_IN_BF16: u32 = $largest_in_bf16;
 
             #[inline(always)]
@@ -136,9 +140,9 @@ macro_rules! lanes {
     };
 }
 
-lanes!(Bf16, Bf16, 0x7f7f, load_bf16, to_bf16, max_abs16, reduce16);
-lanes!(Fp16, Fp32, 0x7bfb, load_fp16, to_fp16, max_abs16, reduce16);
-lanes!(Fp32, Fp32, 0x7f7f_7fff, load_fp32, to_fp32, max_abs32, reduce32);
+lanes!(Bf16, Bf16, TwoTerms, 0x7f7f, load_bf16, to_bf16, max_abs16, reduce16);
+lanes!(Fp16, Fp32, Refined, 0x7bfb, load_fp16, to_fp16, max_abs16, reduce16);
+lanes!(Fp32, Fp32, Refined, 0x7f7f_7fff, load_fp32, to_fp32, max_abs32, reduce32);
 
 /// Work that an instruction set runs with all its instructions enabled.
 pub(crate) trait Task {
@@ -206,8 +210,8 @@ struct Head<'a, S, E> {
     encoded: Vec<u8>,
     /// Scales as fp32.
     scale: Vec<u8>,
-    /// One over those, when a state is stored.
-    reciprocal: Vec<u8>,
+    /// What a state that is stored is divided by, as its element type wants it.
+    divisors: [Vec<u8>; 2],
     element: PhantomData<E>,
 }
 
@@ -224,7 +228,7 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
             amax: vec![0; channels * E::BYTES],
             encoded: vec![0; channels * E::Scale::BYTES],
             scale: vec![0; channels * Fp32::BYTES],
-            reciprocal: vec![0; channels * Fp32::BYTES],
+            divisors: [(); 2].map(|()| vec![0; channels * Fp32::BYTES]),
             element: PhantomData,
         }
     }
@@ -281,10 +285,10 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         }
         self.find_scales();
         item.target_scale.copy_from_slice(&self.encoded[..item.target_scale.len()]);
-        let scales = [&self.scale[..], &self.reciprocal];
+        let divisors = self.divisors.each_ref().map(Vec::as_slice);
         match self.spec.layout {
-            Layout::KLast => self.map_rows(&mut Quantize::<_, E>::new(scales.map(ByColumn)), item, ahead),
-            Layout::VLast => self.map_rows(&mut Quantize::<_, E>::new(scales.map(ByRow)), item, ahead),
+            Layout::KLast => self.map_rows(&mut Quantize::<_, E>::new(divisors.map(ByColumn)), item, ahead),
+            Layout::VLast => self.map_rows(&mut Quantize::<_, E>::new(divisors.map(ByRow)), item, ahead),
         }
         true
     }
@@ -331,7 +335,7 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         }
     }
 
-    /// From `amax`, all below the largest finite value, to `encoded`, `scale` and `reciprocal`.
+    /// From `amax`, all below the largest finite value, to `encoded`, `scale` and `divisors`.
     #[inline(always)]
     fn find_scales(&mut self) {
         let simd = self.simd;
@@ -343,10 +347,13 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
             E::Scale::store(simd, scale, encoded, Write::Cached);
         }
         self.decode_scales();
-        let scale = self.scale.chunks_exact(S::BLOCK * Fp32::BYTES);
-        for (scale, reciprocal) in scale.zip(self.reciprocal.chunks_exact_mut(S::BLOCK * Fp32::BYTES)) {
-            let value = simd.div(simd.splat(1.0), simd.load_fp32(scale));
-            Fp32::store(simd, value, reciprocal, Write::Cached);
+        let block = S::BLOCK * Fp32::BYTES;
+        let [a, b] = &mut self.divisors;
+        let divisors = a.chunks_exact_mut(block).zip(b.chunks_exact_mut(block));
+        for (scale, (a, b)) in self.scale.chunks_exact(block).zip(divisors) {
+            let divisor = E::Quotient::divisor(simd, simd.load_fp32(scale));
+            Fp32::store(simd, divisor[0], a, Write::Cached);
+            Fp32::store(simd, divisor[1], b, Write::Cached);
         }
     }
 

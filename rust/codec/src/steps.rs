@@ -159,14 +159,13 @@ impl<S: Simd> Scales<S> for ByRow<'_> {
 
 /// Divides by the scales and rounds to int8.
 pub(crate) struct Quantize<C, E> {
-    scales: C,
-    reciprocals: C,
+    divisors: [C; 2],
     element: PhantomData<E>,
 }
 
 impl<C, E> Quantize<C, E> {
-    pub(crate) fn new([scales, reciprocals]: [C; 2]) -> Self {
-        Self { scales, reciprocals, element: PhantomData }
+    pub(crate) fn new(divisors: [C; 2]) -> Self {
+        Self { divisors, element: PhantomData }
     }
 }
 
@@ -175,30 +174,67 @@ impl<S: Simd, C: Scales<S>, E: Lanes> Step<S> for Quantize<C, E> {
     const TARGET_BYTES: usize = 1;
     const BY_ROW: bool = C::BY_ROW;
 
-    /// Scales and their reciprocals.
     type Needs = [[S::F32; 4]; 2];
 
     #[inline(always)]
     fn needs(&self, simd: S, place: Place) -> Self::Needs {
-        [self.scales.at(simd, place), self.reciprocals.at(simd, place)]
+        let [a, b] = &self.divisors;
+        [a.at(simd, place), b.at(simd, place)]
     }
 
     #[inline(always)]
-    fn block(&mut self, simd: S, [scale, reciprocal]: Self::Needs, source: &[u8], target: &mut [u8], write: Write) {
-        let steps = quotient(simd, E::load(simd, source), scale, reciprocal);
+    fn block(&mut self, simd: S, divisor: Self::Needs, source: &[u8], target: &mut [u8], write: Write) {
+        let steps = E::Quotient::of(simd, E::load(simd, source), divisor);
         simd.store(simd.to_i8(steps), target, write);
     }
 }
 
-/// `x / scale` by a multiplication and one step of refinement, which cost less than a division.
+/// A quotient that rounds to the integer that the true one rounds to, without a division for each element.
+pub(crate) trait Quotient {
+    /// What [`of`](Self::of) needs of a scale.
+    fn divisor<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2];
+    /// `x / scale`.
+    fn of<S: Simd>(simd: S, x: [S::F32; 4], divisor: [[S::F32; 4]; 2]) -> [S::F32; 4];
+}
+
+/// For elements and scales of any precision: a multiplication by the reciprocal, and one step of refinement.
 ///
-/// It rounds to the integer that the true quotient rounds to. The remainder is exact, so the refined quotient
-/// is off by less than 2^-23 of its last place before it is rounded. Only near a tie between two integers could that
-/// show, and there the tests go over every quotient that is so close to where rounding changes.
-#[inline(always)]
-fn quotient<S: Simd>(simd: S, x: [S::F32; 4], scale: [S::F32; 4], reciprocal: [S::F32; 4]) -> [S::F32; 4] {
-    let estimate = simd.mul(x, reciprocal);
-    simd.mul_add(simd.sub_mul(x, estimate, scale), reciprocal, estimate)
+/// The remainder is exact, so the refined quotient is off by less than 2^-23 of its last place before it is rounded. Only
+/// near a tie between two integers could that show, and there the tests go over every quotient that is so close to
+/// where rounding changes.
+pub(crate) struct Refined;
+
+impl Quotient for Refined {
+    #[inline(always)]
+    fn divisor<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2] {
+        [scale, simd.div(simd.splat(1.0), scale)]
+    }
+
+    #[inline(always)]
+    fn of<S: Simd>(simd: S, x: [S::F32; 4], [scale, reciprocal]: [[S::F32; 4]; 2]) -> [S::F32; 4] {
+        let estimate = simd.mul(x, reciprocal);
+        simd.mul_add(simd.sub_mul(x, estimate, scale), reciprocal, estimate)
+    }
+}
+
+/// For elements and scales of eight bits: a multiplication by the reciprocal as a sum of two terms.
+///
+/// A quotient of two numbers of eight bits is a tie or at least 2^-9 away from one. With 28 bits of the reciprocal, which
+/// remain even where the low term is subnormal, a tie comes out exact and no other quotient comes near one.
+pub(crate) struct TwoTerms;
+
+impl Quotient for TwoTerms {
+    #[inline(always)]
+    fn divisor<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2] {
+        let one = simd.splat(1.0);
+        let high = simd.div(one, scale);
+        [high, simd.mul(simd.sub_mul(one, high, scale), high)]
+    }
+
+    #[inline(always)]
+    fn of<S: Simd>(simd: S, x: [S::F32; 4], [high, low]: [[S::F32; 4]; 2]) -> [S::F32; 4] {
+        simd.mul_add(x, high, simd.mul(x, low))
+    }
 }
 
 /// Multiplies by the scales and rounds to the state's type.
@@ -314,9 +350,9 @@ mod tests {
     }
 
     /// Compares quotients with true division.
-    struct Compare<'a>(&'a [(f32, f32)]);
+    struct Compare<'a, Q>(&'a [(f32, f32)], PhantomData<Q>);
 
-    impl Task for Compare<'_> {
+    impl<Q: Quotient> Task for Compare<'_, Q> {
         fn run<S: Simd>(self, simd: S) {
             for pairs in self.0.chunks(S::BLOCK) {
                 let block = |pick: fn(&(f32, f32)) -> f32| -> Vec<u8> {
@@ -325,12 +361,20 @@ mod tests {
                 };
                 let [x, scale] = [block(|pair| pair.0), block(|pair| pair.1)].map(|bytes| simd.load_fp32(&bytes));
                 let mut codes = vec![0; S::BLOCK];
-                let reciprocal = simd.div(simd.splat(1.0), scale);
-                simd.store(simd.to_i8(quotient(simd, x, scale, reciprocal)), &mut codes, Write::Cached);
+                simd.store(simd.to_i8(Q::of(simd, x, Q::divisor(simd, scale))), &mut codes, Write::Cached);
                 for (&(x, scale), &code) in pairs.iter().zip(&codes) {
                     assert_eq!(code.cast_signed(), quantize(x, scale), "{x:e} / {scale:e}");
                 }
             }
+        }
+    }
+
+    fn compare<Q: Quotient>(pairs: &[(f32, f32)]) {
+        if let Some(token) = Avx512::new() {
+            token.run(Compare::<Q>(pairs, PhantomData));
+        }
+        if let Some(token) = Avx2::new() {
+            token.run(Compare::<Q>(pairs, PhantomData));
         }
     }
 
@@ -344,11 +388,19 @@ mod tests {
         };
         // From the smallest scale to the largest, both signs.
         let pairs: Vec<_> = [0, -57, 90].into_iter().flat_map(shifted).flat_map(|(x, s)| [(x, s), (-x, s)]).collect();
-        if let Some(token) = Avx512::new() {
-            token.run(Compare(&pairs));
-        }
-        if let Some(token) = Avx2::new() {
-            token.run(Compare(&pairs));
+        compare::<Refined>(&pairs);
+    }
+
+    #[test]
+    fn a_quotient_by_two_terms_rounds_as_the_true_one_does_for_all_of_eight_bits() {
+        let eight_bits = || (128..256u16).map(f32::from);
+        for (scale, exponent) in eight_bits().flat_map(|scale| [-41, 0, 113].map(|exponent| (scale, exponent))) {
+            let scale = scale * f32::exp2(exponent as f32);
+            // Quotients from far below a half to the largest that there are.
+            let numerators = eight_bits().flat_map(|x| (-9..=7).map(move |e| x * f32::exp2((exponent + e) as f32)));
+            let pairs: Vec<_> =
+                numerators.filter(|x| x / scale < 127.5).flat_map(|x| [(x, scale), (-x, scale)]).collect();
+            compare::<TwoTerms>(&pairs);
         }
     }
 }
