@@ -141,7 +141,7 @@ macro_rules! lanes {
 }
 
 lanes!(Bf16, Bf16, TwoTerms, 0x7f7f, load_bf16, to_bf16, max_abs16, reduce16);
-lanes!(Fp16, Fp32, Refined, 0x7bfb, load_fp16, to_fp16, max_abs16, reduce16);
+lanes!(Fp16, Fp32, TwoTerms, 0x7bfb, load_fp16, to_fp16, max_abs16, reduce16);
 lanes!(Fp32, Fp32, Refined, 0x7f7f_7fff, load_fp32, to_fp32, max_abs32, reduce32);
 
 /// Work that an instruction set runs with all its instructions enabled.
