@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from weakref import WeakKeyDictionary
 
 from radixstate.errors import ConfigError, SlotError, TensorError
+from radixstate.memory import zeros
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +217,7 @@ class Rows:
         """Allocates one zeroed tensor for all layers."""
         import torch
 
-        whole = torch.zeros(layers, rows, *shape, dtype=getattr(torch, dtype), device=device)
+        whole = zeros((layers, rows, *shape), getattr(torch, dtype), device)
         return cls(whole.unbind(0), whole)
 
     @classmethod
