@@ -1,7 +1,8 @@
 """The CPU codec: GB/s of the fewest bytes that must move, beside `memcpy` and torch's operations in the same process.
 
 One state is 30 layers of 32 heads of 128 x 128. Before each timed call a copy of 256 MiB, itself timed, empties the
-caches. With one thread, time is the process's CPU time; with two, it is the wall's.
+caches; ours is between two pieces of such memory as pools live in. With one thread, time is the process's CPU time;
+with two, it is the wall's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ COPY_BYTES = 256 << 20
 SECONDS, LEAST = 2.0, 5
 
 Pairs = list[tuple[int, int]]
+Allocate = Callable[..., torch.Tensor]
 
 
 class Shape(NamedTuple):
@@ -40,6 +42,9 @@ class Shape(NamedTuple):
     @property
     def pool(self) -> tuple[int, ...]:
         return (self.layers, self.slots + 1, self.heads, self.d_v, self.d_k)
+
+    def state_bytes(self, dtype: torch.dtype, states: int) -> int:
+        return self.layers * self.heads * self.d_v * self.d_k * dtype.itemsize * states
 
     def moved_bytes(self, dtype: torch.dtype, scale: torch.dtype, states: int) -> int:
         """Read and written by a store or a load that touches each byte once."""
@@ -59,14 +64,15 @@ class Mover(NamedTuple):
 def measure(backend: Backend, *, threads: int, shape: Shape | None = None) -> list[Figure]:
     shape = shape or Shape()
     torch.set_num_threads(threads)
-    make = _ours if backend.name == OURS else partial(_sglang, backend)
+    ours = backend.name == OURS
+    make = _ours if ours else partial(_sglang, backend)
     figures: list[Figure] = []
     with ThreadPoolExecutor(threads) as executor:
-        copy = _memcpy(executor, threads)
+        memory = Memory(_pool_memory if ours else torch.zeros, executor, threads)
         for dtype in DTYPES:
             movers = make(shape, dtype, threads)
             for states in STATES:
-                figures += _case(movers, copy, shape, dtype, states, threads)
+                figures += _case(movers, memory, shape, dtype, states, threads)
     return figures
 
 
@@ -74,35 +80,34 @@ one_thread, two_threads = partial(measure, threads=1), partial(measure, threads=
 
 
 def _case(
-    movers: Sequence[Mover],
-    copy: Callable[[], None],
-    shape: Shape,
-    dtype: torch.dtype,
-    states: int,
-    threads: int,
+    movers: Sequence[Mover], memory: Memory, shape: Shape, dtype: torch.dtype, states: int, threads: int
 ) -> Iterator[Figure]:
     """All movers in turns, both directions."""
     up = [(i, shape.slots - states + i) for i in range(1, states + 1)]
     down = [(to, source) for source, to in up]
-    calls = {(mover, "store"): partial(mover.store, up) for mover in movers}
-    calls |= {(mover, "load"): partial(mover.load, down) for mover in movers}
-    spent = _in_turns(list(calls.values()), copy, process_time if threads == 1 else perf_counter)
-    memcpy = 2 * COPY_BYTES / median(spent.pop()) / 1e9
+    calls = {(mover.name, "store"): (mover, partial(mover.store, up)) for mover in movers}
+    calls |= {(mover.name, "load"): (mover, partial(mover.load, down)) for mover in movers}
+    write = partial(memory.write, shape.state_bytes(dtype, states))
+    now = process_time if threads == 1 else perf_counter
+    *spent, writing, copying = _in_turns([*(call for _, call in calls.values()), write], memory.copy, now)
 
     name = f"{str(dtype).removeprefix('torch.')}, N={states}, threads={threads}"
-    for (mover, direction), seconds in zip(calls, spent, strict=True):
-        speed = shape.moved_bytes(dtype, mover.scale, states) / median(seconds) / 1e9
-        yield Figure(SECTION, f"{direction} {name}", speed, "GB/s", of=mover.name)
-    if len(movers) == 1:  # a peer, alone in its process: memcpy is measured beside ours
+    for ((owner, direction), (mover, _)), seconds in zip(calls.items(), spent, strict=True):
+        speed = shape.moved_bytes(dtype, mover.scale, states) / seconds / 1e9
+        yield Figure(SECTION, f"{direction} {name}", speed, "GB/s", of=owner)
+    if len(movers) == 1:  # a peer, alone in its process: memory is measured beside ours
         return
     for direction in ("store", "load"):
-        yield Figure(SECTION, f"{direction} {name}", memcpy, "GB/s", of="memcpy")
+        yield Figure(SECTION, f"{direction} {name}", 2 * COPY_BYTES / copying / 1e9, "GB/s", of="memcpy")
+    if dtype == torch.float32:  # of which a load writes four times what it reads
+        loading = spent[list(calls).index(("", "load"))]
+        yield Figure(SECTION, f"load {name}: over writing the states alone", loading / writing, "x")
 
 
 def _in_turns(
     calls: Sequence[Callable[[], object]], copy: Callable[[], None], now: Callable[[], float]
-) -> list[list[float]]:
-    """Seconds of each call in each round, and at the end those of all the copies."""
+) -> list[float]:
+    """Median seconds of each call, and at the end those of a copy."""
     for call in calls:
         call()  # its first memory is new to the process
     spent: list[list[float]] = [[] for _ in calls]
@@ -116,28 +121,46 @@ def _in_turns(
             call()
             seconds.append(now() - middle)
             copies.append(middle - start)
-    return [*spent, copies]
+    return [median(seconds) for seconds in (*spent, copies)]
 
 
-def _memcpy(executor: ThreadPoolExecutor, threads: int) -> Callable[[], None]:
-    """The C library's, over as many threads."""
-    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
-    target = torch.zeros(COPY_BYTES, dtype=torch.uint8)
-    part = COPY_BYTES // threads
-    parts = [(target.data_ptr() + i * part, source.data_ptr() + i * part) for i in range(threads)]
+class Memory:
+    """Two pieces of memory, and what the C library does with them, over some threads."""
 
-    def copy(source: torch.Tensor = source, target: torch.Tensor = target) -> None:
-        if threads == 1:
-            ctypes.memmove(*parts[0], part)
+    def __init__(self, allocate: Allocate, executor: ThreadPoolExecutor, threads: int) -> None:
+        self._executor, self._threads = executor, threads
+        self._source, self._target = (allocate((COPY_BYTES,), dtype=torch.uint8) for _ in range(2))
+        self._source.fill_(1)
+        self._target.fill_(1)
+
+    def copy(self) -> None:
+        """All of one to the other."""
+        part = COPY_BYTES // self._threads
+        source, target = self._source.data_ptr(), self._target.data_ptr()
+        self._each(lambda i: _memmove(target + i * part, source + i * part, part))
+
+    def write(self, nbytes: int) -> None:
+        """The same byte over some of it."""
+        part, target = nbytes // self._threads, self._target.data_ptr()
+        self._each(lambda i: _memset(target + i * part, 1, part))
+
+    def _each(self, work: Callable[[int], object]) -> None:
+        if self._threads == 1:
+            work(0)
         else:
-            list(executor.map(lambda addresses: _memmove(*addresses, part), parts))
-
-    return copy
+            list(self._executor.map(work, range(self._threads)))
 
 
 # A foreign function of a library gives up the interpreter's lock, `ctypes.memmove` does not.
-_memmove = ctypes.CDLL(None).memmove
+_memmove, _memset = ctypes.CDLL(None).memmove, ctypes.CDLL(None).memset
 _memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+
+def _pool_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    from radixstate.memory import zeros
+
+    return zeros(shape, dtype, "cpu")
 
 
 def _ours(shape: Shape, dtype: torch.dtype, threads: int) -> list[Mover]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -42,7 +42,28 @@ def leaves(backend: Backend) -> list[Figure]:
     figures: list[Figure] = []
     for n in LEAVES if backend.name == OURS else PEER_LEAVES:
         figures += _at_leaves(_filled(backend, n), n)
-    return figures + growth(figures, LEAVES[0], PEER_LEAVES[-1]) + growth(figures, LEAVES[0], LEAVES[-1])
+    grown = growth(figures, LEAVES[0], PEER_LEAVES[-1]) + growth(figures, LEAVES[0], LEAVES[-1])
+    return figures + grown + (_over_misses(figures) if backend.name == OURS else [])
+
+
+def _over_misses(figures: Sequence[Figure]) -> list[Figure]:
+    """An eviction among the most leaves, against one among the fewest and what memory alone adds to it.
+
+    Nothing of the victim is in a cache: neither the node nor the memory of its run, which is freed, nor the two
+    places that it has in the table of children.
+    """
+    miss = 4 * cache_miss_us()
+    at = {(figure.name, figure.at): figure.value for figure in figures}
+    first, last = LEAVES[0], LEAVES[-1]
+    return [
+        Figure(
+            SECTION,
+            f"{name}: {last} leaves over {first} and 4 cache misses",
+            at[name, last] / (at[name, first] + miss),
+            "x",
+        )
+        for name in ("evict one state among leaves", "evict one page among leaves")
+    ]
 
 
 def chain(backend: Backend) -> list[Figure]:

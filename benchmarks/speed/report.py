@@ -23,6 +23,9 @@ TITLES = {
     "reuse": "End to end: int8 states, and full-precision ones in the same bytes",
 }
 
+VERDICTS = MET, LIMIT, MISSED, UNKNOWN = "met", "limit", "MISSED", "no peer"
+"""LIMIT: the target is missed, but another row shows that the limit of the machine is reached."""
+
 
 def table(rows: Sequence[Row]) -> str:
     """All rows, by section: a line for each figure, a column for each peer, "theirs (ratio)" in it."""
@@ -35,14 +38,15 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many targets are met, and every one that is not."""
-    judged = [row for row in rows if row.target is not None]
-    missed = [row for row in judged if row.met is False]
-    unknown = [row for row in judged if row.met is None]
-    lines = [f"{sum(row.met is True for row in judged)} of {len(judged)} targets met"]
-    lines += [f"  missed: {row.name}: {_against(row)}, target {row.target}" for row in missed]
-    if unknown:
-        lines.append(f"  {len(unknown)} not judged: their peers were not there")
+    """How many targets are met, and every one that is not, with the row of the limit that it has reached."""
+    by_verdict = {verdict: [row for row in rows if _verdict(row) == verdict] for verdict in VERDICTS}
+    judged = sum(map(len, by_verdict.values()))
+    lines = [f"{len(by_verdict[MET])} of {judged} targets met, {len(by_verdict[LIMIT])} more at a limit"]
+    for row in by_verdict[LIMIT] + by_verdict[MISSED]:
+        shown = f"; limit: {row.limit}" if row.limit else ""
+        lines.append(f"  {_verdict(row)}: {row.name}: {_against(row)}, target {row.target}{shown}")
+    if by_verdict[UNKNOWN]:
+        lines.append(f"  {len(by_verdict[UNKNOWN])} not judged: their peers were not there")
     return "\n".join(lines)
 
 
@@ -67,7 +71,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
                 number(same[0].ours),
                 *(_beside(by_peer.get(peer)) for peer in peers),
                 ", ".join(row.target or "" for row in judged),
-                ", ".join({True: "met", False: "MISSED", None: "no peer"}[row.met] for row in judged),
+                ", ".join(map(_verdict, judged)),
             ]
         )
     return lines
@@ -104,6 +108,15 @@ def _beside(row: Row | None) -> str:
     if row is None or row.theirs is None:
         return ""
     return number(row.theirs) + (f" ({number(row.ratio)}x)" if row.ratio is not None else "")
+
+
+def _verdict(row: Row) -> str:
+    """One of `VERDICTS`; empty without a target."""
+    if row.target is None:
+        return ""
+    if row.met is None:
+        return UNKNOWN
+    return MET if row.met else LIMIT if row.limit else MISSED
 
 
 def _against(row: Row) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.speed.figures import MORE_IS_BETTER, Figure
 from benchmarks.speed.targets import TARGETS, Target
@@ -22,6 +22,7 @@ class Row:
         ratio: how many times better ours is.
         target: of the ratio or, as an upper bound, of ours.
         met: none without a target, or without the peer that it is about.
+        limit: where the target is missed but the machine's limit is reached: the row that shows it.
     """
 
     section: str
@@ -33,6 +34,7 @@ class Row:
     ratio: float | None = None
     target: str | None = None
     met: bool | None = None
+    limit: str | None = None
 
 
 def ratio(ours: float, theirs: float, unit: str) -> float | None:
@@ -54,7 +56,9 @@ def build(
         targets: by a figure's label.
     """
     theirs = {name: {figure.label: figure.value for figure in figures} for name, figures in peers.items()}
-    return [row for figure in ours for row in _rows(figure, theirs, targets.get(figure.label, ()))]
+    found = [row for figure in ours for row in _rows(figure, theirs, targets.get(figure.label, ()))]
+    reached = {row.name for row in found if row.met and row.peer is None}
+    return [row if row.limit in reached else replace(row, limit=None) for row in found]
 
 
 def _rows(figure: Figure, theirs: Mapping[str, Mapping[str, float]], targets: Sequence[Target]) -> list[Row]:
@@ -71,6 +75,7 @@ def _rows(figure: Figure, theirs: Mapping[str, Mapping[str, float]], targets: Se
 
 def _row(figure: Figure, peer: str | None, theirs: float | None, target: Target | None) -> Row:
     better = None if theirs is None else ratio(figure.value, theirs, figure.unit)
+    met = None if target is None else target.met(figure.value, better)
     return Row(
         figure.section,
         figure.label,
@@ -80,5 +85,6 @@ def _row(figure: Figure, peer: str | None, theirs: float | None, target: Target 
         theirs,
         better,
         None if target is None else str(target),
-        None if target is None else target.met(figure.value, better),
+        met,
+        target.limit if target and met is False else None,
     )
