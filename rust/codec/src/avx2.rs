@@ -225,10 +225,10 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves AVX2.
         unsafe {
             let [a, b, c, d] = each!(i => _mm256_cvtps_epi32(x[i]));
-            // Packing saturates to -128..=127 and interleaves lanes of 16 bytes; the permutation undoes that.
+            // Packing interleaves lanes of 16 bytes; the permutation undoes that.
             let q = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-            _mm256_max_epi8(_mm256_permutevar8x32_epi32(q, order), _mm256_set1_epi8(-127))
+            _mm256_permutevar8x32_epi32(q, order)
         }
     }
 

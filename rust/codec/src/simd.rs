@@ -62,7 +62,8 @@ pub(crate) trait Simd: Copy {
     fn load_bf16(self, from: &[u8]) -> [Self::F32; 4];
     fn load_fp16(self, from: &[u8]) -> [Self::F32; 4];
     fn load_fp32(self, from: &[u8]) -> [Self::F32; 4];
-    /// Rounds to nearest even and clamps to +-127. Every value is within the range of i32.
+    /// Rounds to nearest even. No value reaches +-127.5, so none needs to be clamped to +-127: the largest of a channel is
+    /// 127 times a scale that rounding makes smaller by 2^-8 of it at most.
     fn to_i8(self, x: [Self::F32; 4]) -> Self::Bits;
     /// Rounds to nearest even; NaN becomes the canonical one, here and below.
     fn to_bf16(self, x: [Self::F32; 4]) -> [Self::Bits; 2];
