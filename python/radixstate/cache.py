@@ -198,7 +198,9 @@ class PrefixCache(_Owner):
 
     def _fill(self, pairs: list[tuple[int | None, int]]) -> None:
         """Makes each active slot hold a cached state, or the empty one."""
-        self.checkpoints.load(self.active, [(source, slot) for source, slot in pairs if source is not None])
+        cached = [(source, slot) for source, slot in pairs if source is not None]
+        if cached:
+            self.checkpoints.load(self.active, cached)
         for source, slot in pairs:
             if source is None:
                 self.active.clear(slot)

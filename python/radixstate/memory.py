@@ -17,9 +17,10 @@ HUGE_PAGE = 2 << 20
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
     """A zeroed tensor; on a CPU in huge pages, where the kernel has them and the tensor would fill one.
 
-    A state's rows are megabytes apart, so a copy that goes over them misses the TLB on every few rows: with pages of
-    4 KiB, storing and loading take 1.3 to 1.5 times as long. The memory is the process's own, given back with the
-    last view of the tensor, and what is never written costs nothing, as with `torch.zeros`.
+    A head's matrix has several pages of 4 KiB, and storing or loading a state goes over all of them once: states of 16
+    bits take up to 1.3 times as long with such pages, for then the codec waits for the TLB. The memory is the
+    process's own, given back with the last view of the tensor; what is never written costs nothing, as with
+    `torch.zeros`.
 
     Raises:
         MemoryError: the system does not have as much.

@@ -36,6 +36,8 @@ type Pairs = Vec<(Number<u32>, Number<u32>)>;
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct CodecPlan {
     mover: Mover,
+    /// What the process may use, asked once: the answer takes longer than moving a small state.
+    parallelism: NonZeroUsize,
     /// The process that made it. A thread of that one could have held the plan's lock when it forked.
     generation: u64,
 }
@@ -74,33 +76,45 @@ impl CodecPlan {
             windows,
         };
         layers.extend([active.layers, checkpoint]);
-        Ok(Self { mover: Mover::new(spec, layers)?, generation: fork::generation() })
+        let parallelism = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Ok(Self { mover: Mover::new(spec, layers)?, parallelism, generation: fork::generation() })
     }
 
     /// Encodes (active slot, checkpoint slot) pairs; says of each whether its state reloads finite.
     ///
     /// Args:
-    ///     threads: at most this many; all that the process may use if None. The result does not depend on it.
+    ///     threads: at most this many; if None, all that the process could use when the plan was made. The result does
+    ///         not depend on it.
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
     fn store(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<Vec<bool>> {
         fork::check(self.generation, "codec plan")?;
-        self.mover.store(py, &to_pairs(pairs)?, at_least_one(threads)?)
+        self.mover.store(py, &to_pairs(pairs)?, self.threads(threads)?)
     }
 
     /// Decodes (checkpoint slot, active slot) pairs.
     ///
     /// Args:
-    ///     threads: at most this many; all that the process may use if None. The result does not depend on it.
+    ///     threads: at most this many; if None, all that the process could use when the plan was made. The result does
+    ///         not depend on it.
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
     fn load(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<()> {
         fork::check(self.generation, "codec plan")?;
-        self.mover.load(py, &to_pairs(pairs)?, at_least_one(threads)?)
+        self.mover.load(py, &to_pairs(pairs)?, self.threads(threads)?)
+    }
+}
+
+impl CodecPlan {
+    /// How many threads may work.
+    fn threads(&self, given: Option<Number<usize>>) -> Result<NonZeroUsize> {
+        let Some(given) = given else { return Ok(self.parallelism) };
+        NonZeroUsize::new(given.named("threads")?)
+            .ok_or_else(|| Failure::Refused(Class::Misuse, "threads must be at least 1, got 0".into()))
     }
 }
 
@@ -194,13 +208,4 @@ fn to_pairs(pairs: Pairs) -> Result<Vec<Pair>> {
     let slot = |number: Number<u32>| number.named_or(Class::Slot, "slot");
     let pair = |(source, destination)| Ok(Pair { source: slot(source)?, destination: slot(destination)? });
     pairs.into_iter().map(pair).collect()
-}
-
-/// How many threads may work: all by default.
-fn at_least_one(threads: Option<Number<usize>>) -> Result<NonZeroUsize> {
-    let Some(threads) = threads else {
-        return Ok(std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN));
-    };
-    NonZeroUsize::new(threads.named("threads")?)
-        .ok_or_else(|| Failure::Refused(Class::Misuse, "threads must be at least 1, got 0".into()))
 }
