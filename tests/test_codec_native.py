@@ -197,6 +197,25 @@ def test_extreme_values(state, layout, format, value):
     check(pool)
 
 
+@every_state
+@every_layout
+def test_flushing_denormals_to_zero_changes_no_code(state, layout):
+    """As `torch.set_flush_denormal` and some engines do. The heads are of all magnitudes, to the largest."""
+    pool = pools(state, layout, "int8", heads=48, d_k=64, d_v=64)
+    top = torch.finfo(pool.active.dtype).max
+    magnitudes = torch.linspace(-30, 127, 48).exp2()[:, None, None]
+    pool.active.copy_((pool.active.double() * magnitudes).clamp(-top / 2, top / 2))
+    plan = pool.plan()
+    plan.store([(1, 1)], 1)
+    assert torch.set_flush_denormal(True)
+    try:
+        plan.store([(1, 2)], 1)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same_bits(pool.checkpoint[:, 2], pool.checkpoint[:, 1])
+    assert_same_bits(pool.scale[:, 2], pool.scale[:, 1])
+
+
 @pytest.mark.parametrize("format", ["native", "int8"])
 @every_state
 @every_layout

@@ -34,9 +34,10 @@ def test_a_pool_asks_for_huge_pages() -> None:
     assert advised(pool.state_rows.whole.data_ptr() + HUGE_PAGE)
 
 
-@pytest.mark.parametrize("rows", [1, HUGE_PAGE // 128, HUGE_PAGE // 64, HUGE_PAGE // 64 + 1])
+@pytest.mark.parametrize("nbytes", [256, HUGE_PAGE - 256, HUGE_PAGE, HUGE_PAGE + 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
-def test_a_tensor_is_zeroed_writable_and_of_the_shape_asked_for(rows: int, dtype: torch.dtype) -> None:
+def test_a_tensor_is_zeroed_writable_and_of_the_shape_asked_for(nbytes: int, dtype: torch.dtype) -> None:
+    rows = nbytes // (32 * dtype.itemsize)
     tensor = zeros((rows, 32), dtype, "cpu")
     assert tensor.shape == (rows, 32)
     assert tensor.dtype == dtype
@@ -57,15 +58,16 @@ def test_a_view_keeps_the_memory() -> None:
 
 def test_a_kernel_without_huge_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """EINVAL is what such a kernel answers to an advice that it does not know."""
-    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 10_000)
-    assert zeros((2, HUGE_PAGE), torch.int8, "cpu").shape == (2, HUGE_PAGE)
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 10_000, raising=False)
+    assert not zeros((2, HUGE_PAGE), torch.int8, "cpu").untyped_storage().resizable()
 
 
 def test_a_system_without_the_advice_takes_what_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
-    assert zeros((2, HUGE_PAGE), torch.int8, "cpu").shape == (2, HUGE_PAGE)
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert zeros((2, HUGE_PAGE), torch.int8, "cpu").untyped_storage().resizable()
 
 
-def test_what_no_memory_can_hold_is_an_error() -> None:
-    with pytest.raises(MemoryError, match=r"1152921504606846976 bytes .* \(1048576, 1048576, 1048576\)"):
-        zeros((1 << 20, 1 << 20, 1 << 20), torch.int8, "cpu")
+@pytest.mark.parametrize("size", [1 << 50, 1 << 62])
+def test_what_no_memory_can_hold_is_torchs_error(size: int) -> None:
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        zeros((size,), torch.int8, "cpu")

@@ -218,6 +218,7 @@ def test_a_met_target_needs_no_limit() -> None:
 def test_every_limit_is_a_row_with_a_target_of_its_own() -> None:
     limits = {target.limit for several in TARGETS.values() for target in several if target.limit}
     assert limits <= set(TARGETS)
+    assert all(target.peer is None for limit in limits for target in TARGETS[limit])
 
 
 ROWS = [

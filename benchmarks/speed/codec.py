@@ -1,7 +1,7 @@
 """The CPU codec: GB/s of the fewest bytes that must move, beside `memcpy` and torch's operations in the same process.
 
 One state is 30 layers of 32 heads of 128 x 128. Before each timed call a copy of 256 MiB, itself timed, empties the
-caches; ours is between two pieces of such memory as pools live in. With one thread, time is the process's CPU time;
+caches; beside ours it copies within such memory as pools live in. With one thread, time is the process's CPU time;
 with two, it is the wall's.
 """
 
@@ -85,22 +85,23 @@ def _case(
     """All movers in turns, both directions."""
     up = [(i, shape.slots - states + i) for i in range(1, states + 1)]
     down = [(to, source) for source, to in up]
-    calls = {(mover.name, "store"): (mover, partial(mover.store, up)) for mover in movers}
-    calls |= {(mover.name, "load"): (mover, partial(mover.load, down)) for mover in movers}
+    calls = {(mover, "store"): partial(mover.store, up) for mover in movers}
+    calls |= {(mover, "load"): partial(mover.load, down) for mover in movers}
     write = partial(memory.write, shape.state_bytes(dtype, states))
     now = process_time if threads == 1 else perf_counter
-    *spent, writing, copying = _in_turns([*(call for _, call in calls.values()), write], memory.copy, now)
+    *each, writing, copying = _in_turns([*calls.values(), write], memory.copy, now)
+    spent = dict(zip(calls, each, strict=True))
 
     name = f"{str(dtype).removeprefix('torch.')}, N={states}, threads={threads}"
-    for ((owner, direction), (mover, _)), seconds in zip(calls.items(), spent, strict=True):
+    for (mover, direction), seconds in spent.items():
         speed = shape.moved_bytes(dtype, mover.scale, states) / seconds / 1e9
-        yield Figure(SECTION, f"{direction} {name}", speed, "GB/s", of=owner)
+        yield Figure(SECTION, f"{direction} {name}", speed, "GB/s", of=mover.name)
     if len(movers) == 1:  # a peer, alone in its process: memory is measured beside ours
         return
     for direction in ("store", "load"):
         yield Figure(SECTION, f"{direction} {name}", 2 * COPY_BYTES / copying / 1e9, "GB/s", of="memcpy")
-    if dtype == torch.float32:  # of which a load writes four times what it reads
-        loading = spent[list(calls).index(("", "load"))]
+    if dtype == torch.float32:  # a load of fp32 writes four times what it reads
+        loading = spent[movers[0], "load"]
         yield Figure(SECTION, f"load {name}: over writing the states alone", loading / writing, "x")
 
 
@@ -140,7 +141,9 @@ class Memory:
         self._each(lambda i: _memmove(target + i * part, source + i * part, part))
 
     def write(self, nbytes: int) -> None:
-        """The same byte over some of it."""
+        """The same byte over so much of it."""
+        if nbytes > COPY_BYTES:
+            raise ValueError(f"{nbytes} bytes to write, {COPY_BYTES} are there")
         part, target = nbytes // self._threads, self._target.data_ptr()
         self._each(lambda i: _memset(target + i * part, 1, part))
 

@@ -13,8 +13,8 @@ class Target:
     Attributes:
         bound: the ratio must be at least this; our own figure at most this.
         peer: by name of its backend.
-        limit: label of a figure with a target of its own, which shows how near the machine's limit ours is, where the
-            bound may lie beyond that.
+        limit: label of a figure, with a target of its own and no peer, that compares ours with a limit of the machine,
+            for where the bound may lie beyond it.
     """
 
     bound: float
@@ -36,7 +36,7 @@ def _faster(least: float, *names: str, peer: str = "sglang-rust") -> dict[str, T
 
 
 def _codec() -> dict[str, tuple[Target, ...]]:
-    """A load writes more than it reads, most of all one of fp32: then writing is its limit."""
+    """A load of fp32 writes four times what it reads: its limit is to write, and to read a quarter more."""
     targets: dict[str, tuple[Target, ...]] = {}
     for dtype, states, threads in product(("bfloat16", "float16", "float32"), (1, 4), (1, 2)):
         case = f"{dtype}, N={states}, threads={threads}"
@@ -49,7 +49,7 @@ def _codec() -> dict[str, tuple[Target, ...]]:
 
 
 def _flat(what: str) -> dict[str, Target]:
-    """At most twice as much among a million as among a thousand, or as much and what memory makes it wait."""
+    """At most twice as much among a million as among a thousand, or no more than cache misses explain."""
     over = f"{what} among leaves: 1048576 leaves over 1024"
     misses = f"{over} and 4 cache misses"
     return {over: Target(2, limit=misses), misses: Target(1.25)}

@@ -198,9 +198,7 @@ class PrefixCache(_Owner):
 
     def _fill(self, pairs: list[tuple[int | None, int]]) -> None:
         """Makes each active slot hold a cached state, or the empty one."""
-        cached = [(source, slot) for source, slot in pairs if source is not None]
-        if cached:
-            self.checkpoints.load(self.active, cached)
+        self.checkpoints.load(self.active, [(source, slot) for source, slot in pairs if source is not None])
         for source, slot in pairs:
             if source is None:
                 self.active.clear(slot)

@@ -11,19 +11,16 @@ if TYPE_CHECKING:
     import torch
 
 HUGE_PAGE = 2 << 20
-"""Bytes of a transparent huge page of x86-64 and of most ARM kernels."""
+"""Bytes of a transparent huge page of x86-64, and of ARM with pages of 4 KiB."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
-    """A zeroed tensor; on a CPU in huge pages, where the kernel has them and the tensor would fill one.
+    """`torch.zeros`, but on a CPU it asks Linux for huge pages, for tensors that would fill one.
 
     A head's matrix has several pages of 4 KiB, and storing or loading a state goes over all of them once: states of 16
-    bits take up to 1.3 times as long with such pages, for then the codec waits for the TLB. The memory is the
-    process's own, given back with the last view of the tensor; what is never written costs nothing, as with
-    `torch.zeros`.
-
-    Raises:
-        MemoryError: the system does not have as much.
+    bits take up to 1.3 times as long with such pages, for then the codec waits for the TLB. torch can ask as well,
+    but only for all its tensors, and if the environment said so when the process began (THP_MEM_ALLOC_ENABLE=1). All
+    the memory is taken at once, so that what is missing shows here and not later; it goes with the last view.
     """
     import torch
 
@@ -34,8 +31,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"{nbytes} bytes for a tensor {shape} cannot be had: {error}") from error
-    with suppress(OSError):  # a kernel built without them
+    except (OSError, OverflowError):  # then torch says what is wrong
+        return torch.zeros(shape, dtype=dtype, device=device)
+    with suppress(OSError):  # a kernel without them
         memory.madvise(advice)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape).zero_()

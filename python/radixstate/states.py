@@ -324,7 +324,7 @@ class ActivePool(_Pool):
 
     @classmethod
     def bind(cls, spec: StateSpec, *, state: Given, conv: Sequence[Given] = ()) -> Self:
-        """A pool over an engine's tensors, which are used in place.
+        """A pool over an engine's tensors, which are used in place and must not move (`share_memory_`) any more.
 
         Args:
             spec: what a slot holds.

@@ -36,7 +36,7 @@ type Pairs = Vec<(Number<u32>, Number<u32>)>;
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct CodecPlan {
     mover: Mover,
-    /// What the process may use, asked once: the answer takes longer than moving a small state.
+    /// What the process may use, asked once: the answer comes from files of the kernel and takes some 30 microseconds.
     parallelism: NonZeroUsize,
     /// The process that made it. A thread of that one could have held the plan's lock when it forked.
     generation: u64,

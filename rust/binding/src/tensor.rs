@@ -26,7 +26,8 @@ struct TensorRef {
     shape: Vec<usize>,
     /// In bytes.
     strides: Vec<usize>,
-    /// Keeps the memory alive, even if the tensor is pointed elsewhere.
+    /// Keeps the memory alive, even if the tensor is pointed elsewhere; not if the storage itself moves, as it does into
+    /// shared memory.
     storage: Py<PyAny>,
 }
 

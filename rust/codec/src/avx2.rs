@@ -225,7 +225,7 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves AVX2.
         unsafe {
             let [a, b, c, d] = each!(i => _mm256_cvtps_epi32(x[i]));
-            // Packing interleaves lanes of 16 bytes; the permutation undoes that.
+            // Packing saturates and interleaves lanes of 16 bytes; the permutation undoes the latter.
             let q = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             _mm256_permutevar8x32_epi32(q, order)

@@ -223,7 +223,7 @@ impl Simd for Avx512 {
         // SAFETY: `self` proves AVX-512.
         unsafe {
             let [a, b, c, d] = each!(i => _mm512_cvt_roundps_epi32::<NEAREST>(x[i]));
-            // Packing interleaves lanes of 16 bytes; the permutation undoes that.
+            // Packing saturates and interleaves lanes of 16 bytes; the permutation undoes the latter.
             let q = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             _mm512_permutexvar_epi32(order, q)

@@ -19,8 +19,8 @@ pub(crate) fn fold_row<S: Simd, E: Lanes>(simd: S, row: &[u8]) -> u32 {
     E::reduce(simd, top)
 }
 
-/// Writes the largest absolute value of each column to `amax`. Goes down strips as wide as registers can hold, row by row:
-/// four rows at a time, with the maxima in memory, were slower.
+/// Writes the largest absolute value of each column to `amax`. Goes down strips as wide as registers can hold, row by
+/// row: four rows at a time, with the maxima in memory, were slower.
 #[inline(always)]
 pub(crate) fn fold_columns<S: Simd, E: Lanes>(simd: S, tile: Tile<'_>, amax: &mut [u8]) {
     let (width, mut at) = (tile.row(0).len(), 0);

@@ -1,8 +1,8 @@
 //! The contract in whole registers, for any instruction set that implements [`Simd`].
 //!
 //! Works on blocks: one register of bytes holds the q of one block, two registers its 16-bit elements, four its
-//! fp32 elements. The rest of a row is padded to a block. A head with a largest finite, Inf or NaN element goes to
-//! the oracle, so that no edge rule is written twice.
+//! fp32 elements. The rest of a row is padded to a block. A head with a huge, Inf or NaN element goes to the oracle, so
+//! that no edge rule is written twice.
 
 use std::marker::PhantomData;
 
@@ -62,8 +62,8 @@ pub(crate) trait Simd: Copy {
     fn load_bf16(self, from: &[u8]) -> [Self::F32; 4];
     fn load_fp16(self, from: &[u8]) -> [Self::F32; 4];
     fn load_fp32(self, from: &[u8]) -> [Self::F32; 4];
-    /// Rounds to nearest even. No value reaches +-127.5, so none needs to be clamped to +-127: the largest of a channel is
-    /// 127 times a scale that rounding makes smaller by 2^-8 of it at most.
+    /// Rounds to nearest even. Every value is below 127.5 in magnitude, so none needs to be clamped to +-127: a scale
+    /// is off by at most 2^-8 of itself, and the largest quotient 127 * (1 + 2^-8) = 127.496.
     fn to_i8(self, x: [Self::F32; 4]) -> Self::Bits;
     /// Rounds to nearest even; NaN becomes the canonical one, here and below.
     fn to_bf16(self, x: [Self::F32; 4]) -> [Self::Bits; 2];
@@ -75,6 +75,8 @@ pub(crate) trait Simd: Copy {
 pub(crate) trait Lanes: Element<Scale = Self::ScaleLanes> {
     type ScaleLanes: Lanes;
     type Quotient: Quotient;
+    /// Bits of the smallest largest value of a head that the oracle encodes.
+    const FOR_ORACLE: u32;
     /// Bits of the largest value that comes back finite after rounding to bf16.
     const LARGEST_IN_BF16: u32;
 
@@ -110,10 +112,14 @@ macro_rules! each {
 pub(crate) use each;
 
 macro_rules! lanes {
-    ($element:ty, $scale:ty, $quotient:ty, $largest_in_bf16:literal, $load:ident, $to:ident, $max_abs:ident, $reduce:ident) => {
+    (
+        $element:ty, scale $scale:ty, quotient $quotient:ty, for oracle $for_oracle:expr,
+        in bf16 $largest_in_bf16:literal, $load:ident, $to:ident, $max_abs:ident, $reduce:ident
+    ) => {
         impl Lanes for $element {
             type ScaleLanes = $scale;
             type Quotient = $quotient;
+            const FOR_ORACLE: u32 = $for_oracle;
             const LARGEST_IN_BF16: u32 = $largest_in_bf16;
 
             #[inline(always)]
@@ -141,9 +147,20 @@ macro_rules! lanes {
     };
 }
 
-lanes!(Bf16, Bf16, TwoTerms, 0x7f7f, load_bf16, to_bf16, max_abs16, reduce16);
-lanes!(Fp16, Fp32, TwoTerms, 0x7bfb, load_fp16, to_fp16, max_abs16, reduce16);
-lanes!(Fp32, Fp32, Refined, 0x7f7f_7fff, load_fp32, to_fp32, max_abs32, reduce32);
+// For the oracle is the largest finite value, whose scale is a step smaller; of bf16 all from 2^80 on, for with larger
+// scales a low term might be subnormal.
+lanes!(
+    Bf16, scale Bf16, quotient TwoTerms, for oracle 0x6780, in bf16 0x7f7f,
+    load_bf16, to_bf16, max_abs16, reduce16
+);
+lanes!(
+    Fp16, scale Fp32, quotient TwoTerms, for oracle Fp16::LARGEST, in bf16 0x7bfb,
+    load_fp16, to_fp16, max_abs16, reduce16
+);
+lanes!(
+    Fp32, scale Fp32, quotient Refined, for oracle Fp32::LARGEST, in bf16 0x7f7f_7fff,
+    load_fp32, to_fp32, max_abs32, reduce32
+);
 
 /// Work that an instruction set runs with all its instructions enabled.
 pub(crate) trait Task {
@@ -211,8 +228,8 @@ struct Head<'a, S, E> {
     encoded: Vec<u8>,
     /// Scales as fp32.
     scale: Vec<u8>,
-    /// What a state that is stored is divided by, as its element type wants it.
-    divisors: [Vec<u8>; 2],
+    /// What divides a state that is stored, see [`Quotient`].
+    factors: [Vec<u8>; 2],
     element: PhantomData<E>,
 }
 
@@ -229,7 +246,7 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
             amax: vec![0; channels * E::BYTES],
             encoded: vec![0; channels * E::Scale::BYTES],
             scale: vec![0; channels * Fp32::BYTES],
-            divisors: [(); 2].map(|()| vec![0; channels * Fp32::BYTES]),
+            factors: std::array::from_fn(|_| vec![0; channels * Fp32::BYTES]),
             element: PhantomData,
         }
     }
@@ -281,15 +298,15 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
     #[inline(always)]
     fn store_int8(&mut self, item: Item<'_>, ahead: Option<Tile<'_>>) -> bool {
         self.find_amax(item.source);
-        if fold_row::<S, E>(self.simd, &self.amax) >= E::LARGEST {
+        if fold_row::<S, E>(self.simd, &self.amax) >= E::FOR_ORACLE {
             return scalar::store::<E>(self.spec, item);
         }
         self.find_scales();
         item.target_scale.copy_from_slice(&self.encoded[..item.target_scale.len()]);
-        let divisors = self.divisors.each_ref().map(Vec::as_slice);
+        let factors = self.factors.each_ref().map(Vec::as_slice);
         match self.spec.layout {
-            Layout::KLast => self.map_rows(&mut Quantize::<_, E>::new(divisors.map(ByColumn)), item, ahead),
-            Layout::VLast => self.map_rows(&mut Quantize::<_, E>::new(divisors.map(ByRow)), item, ahead),
+            Layout::KLast => self.map_rows(&mut Quantize::<_, E>::new(factors.map(ByColumn)), item, ahead),
+            Layout::VLast => self.map_rows(&mut Quantize::<_, E>::new(factors.map(ByRow)), item, ahead),
         }
         true
     }
@@ -336,7 +353,7 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         }
     }
 
-    /// From `amax`, all below the largest finite value, to `encoded`, `scale` and `divisors`.
+    /// From `amax`, all below what goes to the oracle, to `encoded`, `scale` and `factors`.
     #[inline(always)]
     fn find_scales(&mut self) {
         let simd = self.simd;
@@ -349,12 +366,12 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         }
         self.decode_scales();
         let block = S::BLOCK * Fp32::BYTES;
-        let [a, b] = &mut self.divisors;
-        let divisors = a.chunks_exact_mut(block).zip(b.chunks_exact_mut(block));
-        for (scale, (a, b)) in self.scale.chunks_exact(block).zip(divisors) {
-            let divisor = E::Quotient::divisor(simd, simd.load_fp32(scale));
-            Fp32::store(simd, divisor[0], a, Write::Cached);
-            Fp32::store(simd, divisor[1], b, Write::Cached);
+        let [first, second] = &mut self.factors;
+        let factors = first.chunks_exact_mut(block).zip(second.chunks_exact_mut(block));
+        for (scale, (first, second)) in self.scale.chunks_exact(block).zip(factors) {
+            let values = E::Quotient::factors(simd, simd.load_fp32(scale));
+            Fp32::store(simd, values[0], first, Write::Cached);
+            Fp32::store(simd, values[1], second, Write::Cached);
         }
     }
 

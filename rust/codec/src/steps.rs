@@ -159,13 +159,13 @@ impl<S: Simd> Scales<S> for ByRow<'_> {
 
 /// Divides by the scales and rounds to int8.
 pub(crate) struct Quantize<C, E> {
-    divisors: [C; 2],
+    factors: [C; 2],
     element: PhantomData<E>,
 }
 
 impl<C, E> Quantize<C, E> {
-    pub(crate) fn new(divisors: [C; 2]) -> Self {
-        Self { divisors, element: PhantomData }
+    pub(crate) fn new(factors: [C; 2]) -> Self {
+        Self { factors, element: PhantomData }
     }
 }
 
@@ -174,39 +174,40 @@ impl<S: Simd, C: Scales<S>, E: Lanes> Step<S> for Quantize<C, E> {
     const TARGET_BYTES: usize = 1;
     const BY_ROW: bool = C::BY_ROW;
 
+    /// Both factors.
     type Needs = [[S::F32; 4]; 2];
 
     #[inline(always)]
     fn needs(&self, simd: S, place: Place) -> Self::Needs {
-        let [a, b] = &self.divisors;
-        [a.at(simd, place), b.at(simd, place)]
+        let [first, second] = &self.factors;
+        [first.at(simd, place), second.at(simd, place)]
     }
 
     #[inline(always)]
-    fn block(&mut self, simd: S, divisor: Self::Needs, source: &[u8], target: &mut [u8], write: Write) {
-        let steps = E::Quotient::of(simd, E::load(simd, source), divisor);
+    fn block(&mut self, simd: S, factors: Self::Needs, source: &[u8], target: &mut [u8], write: Write) {
+        let steps = E::Quotient::of(simd, E::load(simd, source), factors);
         simd.store(simd.to_i8(steps), target, write);
     }
 }
 
-/// A quotient that rounds to the integer that the true one rounds to, without a division for each element.
+/// `x / scale`, which rounds to the integer that the true quotient rounds to, without a division for each element.
 pub(crate) trait Quotient {
-    /// What [`of`](Self::of) needs of a scale.
-    fn divisor<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2];
-    /// `x / scale`.
-    fn of<S: Simd>(simd: S, x: [S::F32; 4], divisor: [[S::F32; 4]; 2]) -> [S::F32; 4];
+    /// Two values of a scale, with which [`of`](Self::of) divides by it.
+    fn factors<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2];
+    /// The quotient, from `x` and the factors of the scale.
+    fn of<S: Simd>(simd: S, x: [S::F32; 4], factors: [[S::F32; 4]; 2]) -> [S::F32; 4];
 }
 
 /// For any element: a multiplication by the reciprocal, and one step of refinement.
 ///
-/// The remainder is exact, so the refined quotient is off by less than 2^-23 of its last place before it is rounded. Only
-/// near a tie between two integers could that show, and there the tests go over every quotient that is so close to
-/// where rounding changes.
+/// The remainder is exact, so the refined quotient is off by less than 2^-23 of its last place before it is rounded.
+/// Only near a tie between two integers could that show, and there the tests go over every quotient that is so close
+/// to where rounding changes.
 pub(crate) struct Refined;
 
 impl Quotient for Refined {
     #[inline(always)]
-    fn divisor<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2] {
+    fn factors<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2] {
         [scale, simd.div(simd.splat(1.0), scale)]
     }
 
@@ -219,14 +220,15 @@ impl Quotient for Refined {
 
 /// For elements of 16 bits: a multiplication by the reciprocal as a sum of two terms, an instruction less.
 ///
-/// It is off by up to 2^-22 of its last place before it is rounded, too much next to some ties, of which no element with
-/// so few bits gets near: the tests go over all pairs of an element and the largest of its channel. Where the
-/// low term is subnormal, 28 bits of the reciprocal remain, and a quotient of two bf16 needs fewer.
+/// It is off by up to 2^-22 of its last place before it is rounded. That is too much next to some ties, but no element
+/// with so few bits gets near those: the tests go over every element and every largest one of its channel, but for
+/// binades in which nothing differs. Scales are small enough for both terms to be normal numbers, so that it does not
+/// matter whether the process flushes others to zero.
 pub(crate) struct TwoTerms;
 
 impl Quotient for TwoTerms {
     #[inline(always)]
-    fn divisor<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2] {
+    fn factors<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2] {
         let one = simd.splat(1.0);
         let high = simd.div(one, scale);
         [high, simd.mul(simd.sub_mul(one, high, scale), high)]
@@ -362,7 +364,7 @@ mod tests {
                 };
                 let [x, scale] = [block(|pair| pair.0), block(|pair| pair.1)].map(|bytes| simd.load_fp32(&bytes));
                 let mut codes = vec![0; S::BLOCK];
-                simd.store(simd.to_i8(Q::of(simd, x, Q::divisor(simd, scale))), &mut codes, Write::Cached);
+                simd.store(simd.to_i8(Q::of(simd, x, Q::factors(simd, scale))), &mut codes, Write::Cached);
                 for (&(x, scale), &code) in pairs.iter().zip(&codes) {
                     assert_eq!(code.cast_signed(), quantize(x, scale), "{x:e} / {scale:e}");
                 }
@@ -400,15 +402,36 @@ mod tests {
         compare::<E::Quotient>(&pairs);
     }
 
-    /// Quotients repeat from binade to binade, but for the smallest and the largest scales.
+    /// Quotients repeat from binade to binade, but for those where scales stay the same: 1e-8 is 0x322c in bf16.
     #[test]
     fn a_quotient_by_two_terms_rounds_as_the_true_one_does_for_every_element_of_16_bits() {
-        for amax in (0..0x0800).chain(0x3c00..0x4000).chain(0x7800..Fp16::LARGEST) {
+        for amax in (0..0x0800).chain(0x3c00..0x4000).chain(0x7800..Fp16::FOR_ORACLE) {
             compare_channel::<Fp16>(amax, 1 << 10);
         }
-        // 1e-8, below which scales stay the same, is 0x322c.
-        for amax in (0x3200..0x3300).chain(0x3f80..0x4000).chain(0x7f00..Bf16::LARGEST) {
+        for amax in (0x3200..0x3300).chain(0x3f80..0x4000).chain(0x6700..Bf16::FOR_ORACLE) {
             compare_channel::<Bf16>(amax, 1 << 7);
         }
+    }
+
+    #[test]
+    fn no_factor_of_two_terms_is_subnormal() {
+        for scale in (0..Bf16::FOR_ORACLE).map(|amax| Bf16::to_f32(scale::<Bf16>(amax))) {
+            let high = 1.0 / scale;
+            let low = (-high).mul_add(scale, 1.0) * high;
+            assert!([high, low].iter().all(|factor| factor.is_normal() || *factor == 0.0), "{scale:e}");
+        }
+    }
+
+    #[test]
+    fn no_quotient_needs_the_clamp() {
+        fn check<E: Lanes>(amaxes: impl Iterator<Item = u32>) {
+            for amax in amaxes {
+                let quotient = E::to_f32(amax) / E::Scale::to_f32(scale::<E>(amax));
+                assert!(quotient < 127.5, "{amax:#x}: {quotient}");
+            }
+        }
+        check::<Bf16>(0..Bf16::FOR_ORACLE);
+        check::<Fp16>(0..Fp16::FOR_ORACLE);
+        check::<Fp32>((0..Fp32::FOR_ORACLE).step_by(9973));
     }
 }
