@@ -98,14 +98,14 @@ class _Sglang:
     @staticmethod
     def patch() -> None:
         """Makes the wheel's stubs answer with `SETTINGS`."""
-        raise NotImplementedError
+        raise NotImplementedError  # each version has its own way
 
     @staticmethod
     def _load(wheel: Wheel, name: str) -> Any:
         return wheel.load(f"sglang.srt.mem_cache.{name}")
 
     def _cache(self, load: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # each version has its own tree
 
     def _params(self, load: Any, **more: Any) -> Any:
         return load("cache_init_params").CacheInitParams(

@@ -17,10 +17,10 @@ HUGE_PAGE = 2 << 20
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
     """`torch.zeros`, but on a CPU it asks Linux for huge pages, for tensors that would fill one.
 
-    A head's matrix has several pages of 4 KiB, and storing or loading a state goes over all of them once: states of 16
-    bits take up to 1.3 times as long with such pages, for then the codec waits for the TLB. torch can ask as well,
-    but only for all its tensors, and if the environment said so when the process began (THP_MEM_ALLOC_ENABLE=1). All
-    the memory is taken at once, so that what is missing shows here and not later; it goes with the last view.
+    A head's matrix has several pages of 4 KiB, and storing or loading a state goes over all of them once: with such
+    pages the codec waits for the TLB. torch can ask as well, but only for all its tensors, and if the environment said
+    so when the process began (THP_MEM_ALLOC_ENABLE=1). All the memory is taken at once, so that what is missing shows
+    here and not later; it goes with the last view.
     """
     import torch
 

@@ -152,7 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def request(self, prompt: list[int], namespace: Namespace) -> Any:
         """A whole request, and what it stored."""
-        raise NotImplementedError
+        raise NotImplementedError  # a scheduler and an engine call different methods for it
 
     @precondition(lambda self: self.has_room())
     @rule(
