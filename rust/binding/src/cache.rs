@@ -13,7 +13,9 @@ use crate::fork;
 use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle};
 use crate::number::Number;
 use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default, start_options};
-use crate::results::{Committed, Match, Published, Reserved, Skipped, Started, Stored, started_or_error};
+use crate::results::{
+    Committed, Match, Published, Reserved, Skipped, Started, Stored, started_or_error,
+};
 use crate::tokens::{PageTable, Pages, Tokens};
 
 /// The core, or the invariant that a bug of it broke.
@@ -33,7 +35,8 @@ impl Cache {
     /// Calls the core. A panic in there breaks this cache, and no other, for good.
     fn ask<T>(&self, call: impl FnOnce(&mut radixstate::Cache) -> T) -> Result<T> {
         fork::check(self.generation, "cache")?;
-        // The core's panics are caught below, so the mutex can't be poisoned halfway through a change.
+        // The core's panics are caught below, so the mutex can't be poisoned halfway through a
+        // change.
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = match &mut *core {
             Err(invariant) => return Err(poisoned(invariant)),
@@ -49,7 +52,10 @@ impl Cache {
     }
 
     /// Calls an operation of the core that can fail.
-    fn call<T, E>(&self, call: impl FnOnce(&mut radixstate::Cache) -> std::result::Result<T, E>) -> Result<T>
+    fn call<T, E>(
+        &self,
+        call: impl FnOnce(&mut radixstate::Cache) -> std::result::Result<T, E>,
+    ) -> Result<T>
     where
         Failure: From<E>,
     {
@@ -68,32 +74,43 @@ impl Cache {
     where
         Failure: From<E>,
     {
-        // SAFETY: `_attached` proves that this thread is attached; the slice ends with `call`, which neither detaches
-        // nor runs Python code.
+        // SAFETY: `_attached` proves that this thread is attached; the slice ends with `call`,
+        // which neither detaches nor runs Python code.
         self.call(|core| call(core, unsafe { tokens.as_slice() }))
     }
 
-    fn view<T>(&self, sequence: &SequenceHandle, read: impl FnOnce(SequenceView<'_>) -> T) -> Result<T> {
-        sequence.0.read(|sequence| self.call(|core| core.view(sequence).map(read)))
+    fn view<T>(
+        &self,
+        sequence: &SequenceHandle,
+        read: impl FnOnce(SequenceView<'_>) -> T,
+    ) -> Result<T> {
+        sequence
+            .0
+            .read(|sequence| self.call(|core| core.view(sequence).map(read)))
     }
 }
 
 fn poisoned(invariant: &str) -> Failure {
-    let message = format!("a bug broke an invariant, this cache refuses further calls: {invariant}");
+    let message =
+        format!("a bug broke an invariant, this cache refuses further calls: {invariant}");
     Failure::Refused(Class::Poisoned, message)
 }
 
 fn text_of(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
-        Err(panic) => panic.downcast_ref::<&str>().unwrap_or(&"a panic without a message").to_string(),
+        Err(panic) => panic
+            .downcast_ref::<&str>()
+            .unwrap_or(&"a panic without a message")
+            .to_string(),
     }
 }
 
 #[pymethods]
 impl Cache {
-    /// An empty cache. Sizes are in slots (ids are 1..=size); `kv_pages=0` for a purely linear model. The engine
-    /// allocates from external pools itself. The bytes of one slot are for statistics only.
+    /// An empty cache. Sizes are in slots (ids are 1..=size); `kv_pages=0` for a purely linear
+    /// model. The engine allocates from external pools itself. The bytes of one slot are for
+    /// statistics only.
     ///
     /// Raises ConfigError for a geometry in which no prefix could ever be reused.
     #[new]
@@ -120,13 +137,25 @@ impl Cache {
     ) -> Result<Self> {
         let size = |number: Number<u32>, name| number.named_or(Class::Config, name);
         let pool = |capacity, external, (bytes, name): (Number<u64>, _)| {
-            Ok::<_, Failure>(PoolConfig { capacity, external, unit_bytes: bytes.named_or(Class::Config, name)? })
+            Ok::<_, Failure>(PoolConfig {
+                capacity,
+                external,
+                unit_bytes: bytes.named_or(Class::Config, name)?,
+            })
         };
         let config = Config {
             page_size: size(page_size, "page_size")?,
             checkpoint_stride: size(checkpoint_stride, "checkpoint_stride")?,
-            kv: pool(size(kv_pages, "kv_pages")?, kv_external, (kv_page_bytes, "kv_page_bytes"))?,
-            active: pool(size(active_slots, "active_slots")?, active_external, (active_bytes, "active_bytes"))?,
+            kv: pool(
+                size(kv_pages, "kv_pages")?,
+                kv_external,
+                (kv_page_bytes, "kv_page_bytes"),
+            )?,
+            active: pool(
+                size(active_slots, "active_slots")?,
+                active_external,
+                (active_bytes, "active_bytes"),
+            )?,
             checkpoints: pool(
                 size(checkpoint_slots, "checkpoint_slots")?,
                 false,
@@ -134,7 +163,10 @@ impl Cache {
             )?,
         };
         let core = Mutex::new(Ok(radixstate::Cache::new(config)?));
-        Ok(Self { core, generation: fork::generation() })
+        Ok(Self {
+            core,
+            generation: fork::generation(),
+        })
     }
 
     /// The deepest depth, at most `tokens`, at which a checkpoint may stand: a multiple of
@@ -144,7 +176,8 @@ impl Cache {
         self.ask(|core| core.legal_depth(tokens))
     }
 
-    /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that eviction looks at.
+    /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that
+    /// eviction looks at.
     #[pyo3(signature = (tokens, namespace=None, *, max_length=None))]
     fn lookup(
         &self,
@@ -154,12 +187,17 @@ impl Cache {
         max_length: Option<Number<usize>>,
     ) -> Result<Match> {
         let namespace = namespace_or_default(namespace);
-        let max_length = max_length.map(|length| length.named("max_length")).transpose()?;
-        self.call_with(py, &tokens, |core, tokens| core.lookup(&namespace, tokens, max_length)).map(Match)
+        let max_length = max_length
+            .map(|length| length.named("max_length"))
+            .transpose()?;
+        self.call_with(py, &tokens, |core, tokens| {
+            core.lookup(&namespace, tokens, max_length)
+        })
+        .map(Match)
     }
 
-    /// Starts a request, all or nothing: pins what it reuses, takes an active slot and pages for `reserve` tokens
-    /// (default: the prompt).
+    /// Starts a request, all or nothing: pins what it reuses, takes an active slot and pages for
+    /// `reserve` tokens (default: the prompt).
     ///
     /// Raises OutOfSlotsError, NeverFitsError: nothing was evicted or refreshed. EmptyPromptError.
     #[pyo3(signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false))]
@@ -176,21 +214,34 @@ impl Cache {
     ) -> Result<Started> {
         let namespace = namespace_or_default(namespace);
         let options = start_options(reserve, max_length, no_read, no_store)?;
-        let started = self.call_with(py, &tokens, |core, tokens| core.start(&namespace, tokens, options))?;
+        let started = self.call_with(py, &tokens, |core, tokens| {
+            core.start(&namespace, tokens, options)
+        })?;
         Ok(Started::new(py, started)?)
     }
 
-    /// A scheduler step's worth of starts, in order. Each succeeds or fails on its own: the list has a `Started` or
-    /// the exception that `start` would have raised.
-    fn start_many<'py>(&self, py: Python<'py>, requests: Each<'py, Request>) -> Result<Vec<Bound<'py, PyAny>>> {
-        let started = self.ask(|core| core.start_many(requests.0.iter().map(|request| request.get().as_core())))?;
-        started.into_iter().map(|started| Ok(started_or_error(py, started)?)).collect()
+    /// A scheduler step's worth of starts, in order. Each succeeds or fails on its own: the list
+    /// has a `Started` or the exception that `start` would have raised.
+    fn start_many<'py>(
+        &self,
+        py: Python<'py>,
+        requests: Each<'py, Request>,
+    ) -> Result<Vec<Bound<'py, PyAny>>> {
+        let started = self.ask(|core| {
+            core.start_many(requests.0.iter().map(|request| request.get().as_core()))
+        })?;
+        started
+            .into_iter()
+            .map(|started| Ok(started_or_error(py, started)?))
+            .collect()
     }
 
-    /// The load or clear of the sequence's slot is enqueued: the checkpoint it came from may be evicted again, and the
-    /// slot may be the source of checkpoints. Once for each sequence.
+    /// The load or clear of the sequence's slot is enqueued: the checkpoint it came from may be
+    /// evicted again, and the slot may be the source of checkpoints. Once for each sequence.
     fn loaded(&self, sequence: &SequenceHandle) -> Result<()> {
-        sequence.0.read(|sequence| self.call(|core| core.loaded(sequence)))
+        sequence
+            .0
+            .read(|sequence| self.call(|core| core.loaded(sequence)))
     }
 
     /// The slot of the running state; None with an external active pool.
@@ -203,13 +254,20 @@ impl Cache {
         self.view(sequence, |view| view.slots().collect())
     }
 
-    /// Page ids of positions 0..claimed, shared ones first. With an external KV pool only the shared ones.
+    /// Page ids of positions 0..claimed, shared ones first. With an external KV pool only the
+    /// shared ones.
     fn pages(&self, sequence: &SequenceHandle) -> Result<Vec<u32>> {
         self.view(sequence, |view| view.pages())
     }
 
-    /// Writes what `pages` lists into a contiguous, writable buffer of int32, and returns how many ids that were.
-    fn copy_pages(&self, py: Python<'_>, sequence: &SequenceHandle, out: PageTable) -> Result<usize> {
+    /// Writes what `pages` lists into a contiguous, writable buffer of int32, and returns how many
+    /// ids that were.
+    fn copy_pages(
+        &self,
+        py: Python<'_>,
+        sequence: &SequenceHandle,
+        out: PageTable,
+    ) -> Result<usize> {
         out.write(py, &self.pages(sequence)?)
     }
 
@@ -238,41 +296,63 @@ impl Cache {
         self.view(sequence, |view| view.tokens().to_vec())
     }
 
-    /// Claims pages for `n` further tokens that need not be known yet, evicting exactly what is missing.
+    /// Claims pages for `n` further tokens that need not be known yet, evicting exactly what is
+    /// missing.
     ///
     /// Raises OutOfSlotsError, NeverFitsError: nothing has changed.
     fn grow(&self, sequence: &SequenceHandle, n: Number<usize>) -> Result<()> {
         let n = n.named("n")?;
-        sequence.0.read(|sequence| self.call(|core| core.grow(sequence, n)))
+        sequence
+            .0
+            .read(|sequence| self.call(|core| core.grow(sequence, n)))
     }
 
     /// Fills claimed positions with tokens that are now known.
     ///
     /// Raises NotClaimedError.
     fn append(&self, py: Python<'_>, sequence: &SequenceHandle, tokens: Tokens) -> Result<()> {
-        sequence.0.read(|sequence| self.call_with(py, &tokens, |core, tokens| core.append(sequence, tokens)))
+        sequence.0.read(|sequence| {
+            self.call_with(py, &tokens, |core, tokens| core.append(sequence, tokens))
+        })
     }
 
-    /// Gives back the claim on positions past the appended tokens, as after a verify that accepted only some.
+    /// Gives back the claim on positions past the appended tokens, as after a verify that accepted
+    /// only some.
     fn shrink(&self, sequence: &SequenceHandle) -> Result<()> {
-        sequence.0.read(|sequence| self.call(|core| core.shrink(sequence)))
+        sequence
+            .0
+            .read(|sequence| self.call(|core| core.shrink(sequence)))
     }
 
-    /// A further active slot, for kernels that write an intermediate state while the request goes on.
+    /// A further active slot, for kernels that write an intermediate state while the request goes
+    /// on.
     ///
     /// Raises OutOfSlotsError, NeverFitsError; PoolModeError with an external active pool.
     fn take_slot(&self, sequence: &SequenceHandle) -> Result<u32> {
-        sequence.0.read(|sequence| self.call(|core| core.take_slot(sequence)))
+        sequence
+            .0
+            .read(|sequence| self.call(|core| core.take_slot(sequence)))
     }
 
-    /// Asks, before anything is evicted for it, whether `reserve_checkpoint` is allowed. Raises what it would raise.
-    fn check_checkpoint(&self, sequence: &SequenceHandle, depth: Number<usize>, source: Number<u32>) -> Result<()> {
-        let (depth, source) = (depth.named("depth")?, source.named_or(Class::NotYourSlot, "source")?);
-        sequence.0.read(|sequence| self.call(|core| core.check_checkpoint(sequence, depth, source)))
+    /// Asks, before anything is evicted for it, whether `reserve_checkpoint` is allowed. Raises
+    /// what it would raise.
+    fn check_checkpoint(
+        &self,
+        sequence: &SequenceHandle,
+        depth: Number<usize>,
+        source: Number<u32>,
+    ) -> Result<()> {
+        let (depth, source) = (
+            depth.named("depth")?,
+            source.named_or(Class::NotYourSlot, "source")?,
+        );
+        sequence
+            .0
+            .read(|sequence| self.call(|core| core.check_checkpoint(sequence, depth, source)))
     }
 
-    /// Takes a checkpoint slot for the state in active slot `source`, which its writer says has exactly `depth` tokens.
-    /// Evicts if needed.
+    /// Takes a checkpoint slot for the state in active slot `source`, which its writer says has
+    /// exactly `depth` tokens. Evicts if needed.
     ///
     /// Raises UnalignedError, DepthPastEndError, NotYourSlotError, NotLoadedError.
     fn reserve_checkpoint(
@@ -281,28 +361,39 @@ impl Cache {
         depth: Number<usize>,
         source: Number<u32>,
     ) -> Result<Reserved> {
-        let (depth, source) = (depth.named("depth")?, source.named_or(Class::NotYourSlot, "source")?);
-        let reservation =
-            sequence.0.read(|sequence| self.call(|core| core.reserve_checkpoint(sequence, depth, source)))?;
+        let (depth, source) = (
+            depth.named("depth")?,
+            source.named_or(Class::NotYourSlot, "source")?,
+        );
+        let reservation = sequence
+            .0
+            .read(|sequence| self.call(|core| core.reserve_checkpoint(sequence, depth, source)))?;
         Ok(reservation.into())
     }
 
-    /// Publishes tokens, pages and state together, or nothing. Read the sequence's pages again when `replaced` is not
-    /// None or the result is a "duplicate".
+    /// Publishes tokens, pages and state together, or nothing. Read the sequence's pages again when
+    /// `replaced` is not None or the result is a "duplicate".
     ///
-    /// Raises NotYourPendingError; PoolModeError with an external KV pool. An error consumes nothing.
+    /// Raises NotYourPendingError; PoolModeError with an external KV pool. An error consumes
+    /// nothing.
     fn commit(&self, sequence: &SequenceHandle, pending: &PendingHandle) -> Result<Committed> {
         let commit = sequence.0.read(|sequence| {
             let check = |pending: &_| self.call(|core| core.check_commit(sequence, pending));
-            pending.pending.consume(check, |pending| self.call(|core| core.commit(sequence, pending)))
+            pending.pending.consume(check, |pending| {
+                self.call(|core| core.commit(sequence, pending))
+            })
         })?;
         Ok(commit.into())
     }
 
-    /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and it is counted.
+    /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and
+    /// it is counted.
     fn discard(&self, pending: &PendingHandle) -> Result<Skipped> {
         let check = |pending: &_| self.call(|core| core.check_pending(pending));
-        pending.pending.consume(check, |pending| self.call(|core| core.discard(pending))).map(Skipped)
+        pending
+            .pending
+            .consume(check, |pending| self.call(|core| core.discard(pending)))
+            .map(Skipped)
     }
 
     /// `commit` for a sequence whose KV pages are the engine's. See `publish`.
@@ -314,86 +405,125 @@ impl Cache {
         pending: &PendingHandle,
     ) -> Result<Published> {
         let published = sequence.0.read(|sequence| {
-            let check = |pending: &_| self.call(|core| core.check_commit_pages(sequence, &pages.0, pending));
-            pending.pending.consume(check, |pending| self.call(|core| core.commit_pages(sequence, &pages.0, pending)))
+            let check = |pending: &_| {
+                self.call(|core| core.check_commit_pages(sequence, &pages.0, pending))
+            };
+            pending.pending.consume(check, |pending| {
+                self.call(|core| core.commit_pages(sequence, &pages.0, pending))
+            })
         })?;
         Published::new(py, published)
     }
 
-    /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in flight have retired.
+    /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in
+    /// flight have retired.
     fn finish(&self, sequence: &SequenceHandle) -> Result<()> {
         let check = |sequence: &_| self.call(|core| core.view(sequence).map(drop));
-        sequence.0.consume(check, |sequence| self.call(|core| core.finish(sequence)))
+        sequence
+            .0
+            .consume(check, |sequence| self.call(|core| core.finish(sequence)))
     }
 
     /// Ends a request that did not complete. Does what `finish` does.
     fn abort(&self, sequence: &SequenceHandle) -> Result<()> {
         let check = |sequence: &_| self.call(|core| core.view(sequence).map(drop));
-        sequence.0.consume(check, |sequence| self.call(|core| core.abort(sequence)))
+        sequence
+            .0
+            .consume(check, |sequence| self.call(|core| core.abort(sequence)))
     }
 
-    /// Pins what a lookup found: its node until the lease ends, its checkpoint until `lease_loaded`. A match without a
-    /// hit gives a lease at depth 0, from which a prefix can be published.
+    /// Pins what a lookup found: its node until the lease ends, its checkpoint until
+    /// `lease_loaded`. A match without a hit gives a lease at depth 0, from which a prefix can
+    /// be published.
     ///
     /// Raises StaleError when that checkpoint is gone.
     fn lease(&self, r#match: &Match) -> Result<LeaseHandle> {
-        self.call(|core| core.lease(&r#match.0)).map(LeaseHandle::from)
+        self.call(|core| core.lease(&r#match.0))
+            .map(LeaseHandle::from)
     }
 
     /// The checkpoint slot to load from, until the load is reported; None for a lease at depth 0.
     fn lease_state(&self, lease: &LeaseHandle) -> Result<Option<u32>> {
-        lease.0.read(|lease| self.call(|core| core.lease_state(lease)))
+        lease
+            .0
+            .read(|lease| self.call(|core| core.lease_state(lease)))
     }
 
     /// Tokens of the leased prefix. A lease moves only deeper.
     fn lease_depth(&self, lease: &LeaseHandle) -> Result<usize> {
-        lease.0.read(|lease| self.call(|core| core.lease_depth(lease)))
+        lease
+            .0
+            .read(|lease| self.call(|core| core.lease_depth(lease)))
     }
 
     /// Page ids of the leased prefix.
     fn lease_pages(&self, lease: &LeaseHandle) -> Result<Vec<u32>> {
-        lease.0.read(|lease| self.call(|core| core.lease_pages(lease)))
+        lease
+            .0
+            .read(|lease| self.call(|core| core.lease_pages(lease)))
     }
 
     /// Writes what `lease_pages` lists, as `copy_pages` does.
-    fn copy_lease_pages(&self, py: Python<'_>, lease: &LeaseHandle, out: PageTable) -> Result<usize> {
+    fn copy_lease_pages(
+        &self,
+        py: Python<'_>,
+        lease: &LeaseHandle,
+        out: PageTable,
+    ) -> Result<usize> {
         out.write(py, &self.lease_pages(lease)?)
     }
 
-    /// The load from the leased checkpoint is enqueued: it may be evicted again. Repeating it changes nothing.
+    /// The load from the leased checkpoint is enqueued: it may be evicted again. Repeating it
+    /// changes nothing.
     fn lease_loaded(&self, lease: &LeaseHandle) -> Result<()> {
-        lease.0.read(|lease| self.call(|core| core.lease_loaded(lease)))
+        lease
+            .0
+            .read(|lease| self.call(|core| core.lease_loaded(lease)))
     }
 
     /// Ends a lease.
     fn release(&self, lease: &LeaseHandle) -> Result<()> {
         let check = |lease: &_| self.call(|core| core.lease_depth(lease).map(drop));
-        lease.0.consume(check, |lease| self.call(|core| core.release(lease)))
+        lease
+            .0
+            .consume(check, |lease| self.call(|core| core.release(lease)))
     }
 
     /// Takes a checkpoint slot for the state after exactly `tokens`. Evicts if needed.
     ///
     /// Raises UnalignedError, PrefixMismatchError.
     fn reserve(&self, py: Python<'_>, lease: &LeaseHandle, tokens: Tokens) -> Result<Reserved> {
-        let reservation =
-            lease.0.read(|lease| self.call_with(py, &tokens, |core, tokens| core.reserve(lease, tokens)))?;
+        let reservation = lease.0.read(|lease| {
+            self.call_with(py, &tokens, |core, tokens| core.reserve(lease, tokens))
+        })?;
         Ok(reservation.into())
     }
 
-    /// Asks, before a slot is reserved and anything is evicted for it, whether `publish` will be allowed.
+    /// Asks, before a slot is reserved and anything is evicted for it, whether `publish` will be
+    /// allowed.
     ///
-    /// Raises UnalignedError, PrefixMismatchError, LengthMismatchError, PageOwnershipError, PoolModeError.
-    fn check_publish(&self, py: Python<'_>, lease: &LeaseHandle, tokens: Tokens, pages: Pages) -> Result<()> {
-        lease
-            .0
-            .read(|lease| self.call_with(py, &tokens, |core, tokens| core.check_publish(lease, tokens, &pages.0, None)))
+    /// Raises UnalignedError, PrefixMismatchError, LengthMismatchError, PageOwnershipError,
+    /// PoolModeError.
+    fn check_publish(
+        &self,
+        py: Python<'_>,
+        lease: &LeaseHandle,
+        tokens: Tokens,
+        pages: Pages,
+    ) -> Result<()> {
+        lease.0.read(|lease| {
+            self.call_with(py, &tokens, |core, tokens| {
+                core.check_publish(lease, tokens, &pages.0, None)
+            })
+        })
     }
 
-    /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the positions from the
-    /// lease's depth to the end of `tokens`; exactly those that the tree lacks are adopted.
+    /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the
+    /// positions from the lease's depth to the end of `tokens`; exactly those that the tree
+    /// lacks are adopted.
     ///
-    /// Raises LengthMismatchError, PageOwnershipError, PrefixMismatchError, NotYourPendingError; PoolModeError with an
-    /// internal KV pool. An error consumes nothing.
+    /// Raises LengthMismatchError, PageOwnershipError, PrefixMismatchError, NotYourPendingError;
+    /// PoolModeError with an internal KV pool. An error consumes nothing.
     fn publish(
         &self,
         py: Python<'_>,
@@ -404,10 +534,14 @@ impl Cache {
     ) -> Result<Published> {
         let published = lease.0.read(|lease| {
             let check = |pending: &_| {
-                self.call_with(py, &tokens, |core, tokens| core.check_publish(lease, tokens, &pages.0, Some(pending)))
+                self.call_with(py, &tokens, |core, tokens| {
+                    core.check_publish(lease, tokens, &pages.0, Some(pending))
+                })
             };
             pending.pending.consume(check, |pending| {
-                self.call_with(py, &tokens, |core, tokens| core.publish(lease, tokens, &pages.0, pending))
+                self.call_with(py, &tokens, |core, tokens| {
+                    core.publish(lease, tokens, &pages.0, pending)
+                })
             })
         })?;
         Published::new(py, published)
@@ -419,7 +553,8 @@ impl Cache {
         self.ask(|core| core.evict(pool.0, n)).map(Freed::from)
     }
 
-    /// Pages of an external KV pool that the cache has given up since the last call, each exactly once.
+    /// Pages of an external KV pool that the cache has given up since the last call, each exactly
+    /// once.
     fn take_freed(&self, pool: PoolName) -> Result<Vec<u32>> {
         self.ask(|core| core.take_freed(pool.0))
     }
@@ -429,25 +564,31 @@ impl Cache {
         self.ask(radixstate::Cache::begin_step)
     }
 
-    /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused` are the checkpoints
-    /// whose writer found a value that is not finite: they were never matchable, and are withdrawn as `refuse` does.
+    /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused`
+    /// are the checkpoints whose writer found a value that is not finite: they were never
+    /// matchable, and are withdrawn as `refuse` does.
     ///
     /// Raises UnknownStepError.
     #[pyo3(signature = (step, refused=Each(Vec::new())), text_signature = "($self, step, refused=())")]
     fn retire_step(&self, step: Number<u64>, refused: Each<'_, Stored>) -> Result<()> {
         let step = step.named_or(Class::UnknownStep, "step")?;
-        let refused: Vec<_> = refused.0.iter().map(|stored| stored.get().0.clone()).collect();
+        let refused: Vec<_> = refused
+            .0
+            .iter()
+            .map(|stored| stored.get().0.clone())
+            .collect();
         self.call(|core| core.retire_step(step, &refused))
     }
 
-    /// Withdraws a checkpoint whose content turned out not to be finite, with the pages that the tree got with it and
-    /// every checkpoint whose path they lie on. Repeating it changes nothing.
+    /// Withdraws a checkpoint whose content turned out not to be finite, with the pages that the
+    /// tree got with it and every checkpoint whose path they lie on. Repeating it changes
+    /// nothing.
     fn refuse(&self, stored: &Stored) -> Result<()> {
         self.call(|core| core.refuse(&stored.0))
     }
 
-    /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what they would publish
-    /// later is refused and counted.
+    /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what
+    /// they would publish later is refused and counted.
     fn reset(&self) -> Result<()> {
         self.ask(radixstate::Cache::reset)
     }
@@ -462,13 +603,15 @@ impl Cache {
         self.ask(|core| core.usage(pool.0)).map(Usage::from)
     }
 
-    /// One number for every decision so far: equal on ranks that made the same calls, different once they have diverged.
+    /// One number for every decision so far: equal on ranks that made the same calls, different
+    /// once they have diverged.
     fn digest(&self) -> Result<u64> {
         self.ask(|core| core.digest())
     }
 
-    /// Recomputes every invariant. Its cost grows with everything that is cached. With an external KV pool,
-    /// `engine_free` are the pages that are free in the engine: none may be owned here.
+    /// Recomputes every invariant. Its cost grows with everything that is cached. With an external
+    /// KV pool, `engine_free` are the pages that are free in the engine: none may be owned
+    /// here.
     ///
     /// Raises CheckError with all violations.
     #[pyo3(signature = (engine_free=None))]
@@ -478,12 +621,12 @@ impl Cache {
     }
 
     fn __repr__(&self) -> String {
-        let [kv, active, checkpoint] =
-            [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint].map(|kind| self.ask(|core| core.usage(kind)));
+        let [kv, active, checkpoint] = [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint]
+            .map(|kind| self.ask(|core| core.usage(kind)));
         match (kv, active, checkpoint) {
             (Ok(kv), Ok(active), Ok(checkpoint)) => {
-                let [kv, active, checkpoint] =
-                    [kv, active, checkpoint].map(|usage| format!("{}/{}", usage.capacity - usage.free, usage.capacity));
+                let [kv, active, checkpoint] = [kv, active, checkpoint]
+                    .map(|usage| format!("{}/{}", usage.capacity - usage.free, usage.capacity));
                 format!("Cache(kv={kv}, active={active}, checkpoints={checkpoint})")
             }
             (Err(Failure::Refused(Class::Forked, _)), ..) => "Cache(of another process)".into(),

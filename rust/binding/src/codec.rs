@@ -18,27 +18,30 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Slots to move between, as given.
 type Pairs = Vec<(Number<u32>, Number<u32>)>;
 
-/// Moves states between an active and a checkpoint pool. Built once per pair of pools; safe to share by threads.
+/// Moves states between an active and a checkpoint pool. Built once per pair of pools; safe to
+/// share by threads.
 ///
 /// Each pool is one tensor with the layers as first dimension, or a list with one tensor per layer.
 ///
 /// Args:
-///     active: [slots + 1, heads, d_v, d_k] per layer with layout `k_last`, [slots + 1, heads, d_k, d_v] with `v_last`.
-///     checkpoint: the same with slots of its own; int8, bfloat16 or the active dtype, by format.
-///     scale: [slots + 1, heads, d_k] per layer, for the int8 format only.
+///     active: [slots + 1, heads, d_v, d_k] per layer with layout `k_last`, [slots + 1, heads, d_k,
+/// d_v] with `v_last`.     checkpoint: the same with slots of its own; int8, bfloat16 or the active
+/// dtype, by format.     scale: [slots + 1, heads, d_k] per layer, for the int8 format only.
 ///     conv: (active, checkpoint) pairs, each [slots + 1, ...] per layer, copied as bytes.
 ///     layout: `k_last` or `v_last`.
 ///     format: `native`, `bf16` or `int8`.
 ///
 /// Raises:
-///     TensorError: shapes, dtypes, strides, devices or layer counts do not fit, or memory overlaps.
-///     ConfigError: an unknown layout or format.
+///     TensorError: shapes, dtypes, strides, devices or layer counts do not fit, or memory
+/// overlaps.     ConfigError: an unknown layout or format.
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct CodecPlan {
     mover: Mover,
-    /// What the process may use, asked once: the answer comes from files of the kernel and takes some 30 microseconds.
+    /// What the process may use, asked once: the answer comes from files of the kernel and takes
+    /// some 30 microseconds.
     parallelism: NonZeroUsize,
-    /// The process that made it. A thread of that one could have held the plan's lock when it forked.
+    /// The process that made it. A thread of that one could have held the plan's lock when it
+    /// forked.
     generation: u64,
 }
 
@@ -77,44 +80,58 @@ impl CodecPlan {
         };
         layers.extend([active.layers, checkpoint]);
         let parallelism = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Ok(Self { mover: Mover::new(spec, layers)?, parallelism, generation: fork::generation() })
+        Ok(Self {
+            mover: Mover::new(spec, layers)?,
+            parallelism,
+            generation: fork::generation(),
+        })
     }
 
     /// Encodes (active slot, checkpoint slot) pairs; says of each whether its state reloads finite.
     ///
     /// Args:
-    ///     threads: at most this many; if None, all that the process could use when the plan was made. The result does
-    ///         not depend on it.
+    ///     threads: at most this many; if None, all that the process could use when the plan was
+    /// made. The result does         not depend on it.
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
-    fn store(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<Vec<bool>> {
+    fn store(
+        &self,
+        py: Python<'_>,
+        pairs: Pairs,
+        threads: Option<Number<usize>>,
+    ) -> Result<Vec<bool>> {
         fork::check(self.generation, "codec plan")?;
-        self.mover.store(py, &to_pairs(pairs)?, self.threads(threads)?)
+        self.mover
+            .store(py, &to_pairs(pairs)?, self.threads(threads)?)
     }
 
     /// Decodes (checkpoint slot, active slot) pairs.
     ///
     /// Args:
-    ///     threads: at most this many; if None, all that the process could use when the plan was made. The result does
-    ///         not depend on it.
+    ///     threads: at most this many; if None, all that the process could use when the plan was
+    /// made. The result does         not depend on it.
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
     fn load(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<()> {
         fork::check(self.generation, "codec plan")?;
-        self.mover.load(py, &to_pairs(pairs)?, self.threads(threads)?)
+        self.mover
+            .load(py, &to_pairs(pairs)?, self.threads(threads)?)
     }
 }
 
 impl CodecPlan {
     /// How many threads may work.
     fn threads(&self, given: Option<Number<usize>>) -> Result<NonZeroUsize> {
-        let Some(given) = given else { return Ok(self.parallelism) };
-        NonZeroUsize::new(given.named("threads")?)
-            .ok_or_else(|| Failure::Refused(Class::Misuse, "threads must be at least 1, got 0".into()))
+        let Some(given) = given else {
+            return Ok(self.parallelism);
+        };
+        NonZeroUsize::new(given.named("threads")?).ok_or_else(|| {
+            Failure::Refused(Class::Misuse, "threads must be at least 1, got 0".into())
+        })
     }
 }
 
@@ -138,11 +155,20 @@ impl Active {
             Layout::KLast => (columns, rows),
             Layout::VLast => (rows, columns),
         };
-        Ok(Self { layers, state, shape: Shape { heads, d_k, d_v } })
+        Ok(Self {
+            layers,
+            state,
+            shape: Shape { heads, d_k, d_v },
+        })
     }
 
     /// The checkpoint pool in its format, with the dtypes that the format asks for.
-    fn checkpoint(&self, format: &str, pool: &Layers, scale: Option<&Layers>) -> Result<Checkpoint> {
+    fn checkpoint(
+        &self,
+        format: &str,
+        pool: &Layers,
+        scale: Option<&Layers>,
+    ) -> Result<Checkpoint> {
         let expect = |dtype| {
             pool.expect_dtype("checkpoint", dtype)?;
             pool.pool("checkpoint")
@@ -153,28 +179,51 @@ impl Active {
             ("int8", Some(scale)) => {
                 scale.expect_dtype("scale", dtype_name(self.state.scale()))?;
                 scale.expect_slot_shape("scale", &[self.shape.heads, self.shape.d_k])?;
-                Ok(Checkpoint::Int8 { q: expect("int8")?, scale: scale.pool("scale")? })
+                Ok(Checkpoint::Int8 {
+                    q: expect("int8")?,
+                    scale: scale.pool("scale")?,
+                })
             }
-            ("int8", None) => Err(misuse("scale: the int8 format needs a tensor of scales, got none".to_owned())),
-            ("native" | "bf16", Some(_)) => {
-                Err(misuse(format!("scale: the {format} format has no scales, a tensor was given")))
-            }
-            _ => Err(config(format!("format must be native, bf16 or int8, got {format:?}"))),
+            ("int8", None) => Err(misuse(
+                "scale: the int8 format needs a tensor of scales, got none".to_owned(),
+            )),
+            ("native" | "bf16", Some(_)) => Err(misuse(format!(
+                "scale: the {format} format has no scales, a tensor was given"
+            ))),
+            _ => Err(config(format!(
+                "format must be native, bf16 or int8, got {format:?}"
+            ))),
         }
     }
 }
 
 /// A window and the tensors it lies in.
-fn window(index: usize, active: &Bound<'_, PyAny>, checkpoint: &Bound<'_, PyAny>) -> Result<(Window, [Layers; 2])> {
-    let (from, to) = (format!("conv {index}, active"), format!("conv {index}, checkpoint"));
+fn window(
+    index: usize,
+    active: &Bound<'_, PyAny>,
+    checkpoint: &Bound<'_, PyAny>,
+) -> Result<(Window, [Layers; 2])> {
+    let (from, to) = (
+        format!("conv {index}, active"),
+        format!("conv {index}, checkpoint"),
+    );
     let (source, target) = (Layers::new(&from, active)?, Layers::new(&to, checkpoint)?);
     target.expect_dtype(&to, source.dtype())?;
     target.expect_slot_shape(&to, source.shape().get(1..).unwrap_or_default())?;
     if source.inner_dimensions() != target.inner_dimensions() {
-        return Err(misuse(format!("{to}: the strides of a slot must be those of the active tensor")));
+        return Err(misuse(format!(
+            "{to}: the strides of a slot must be those of the active tensor"
+        )));
     }
     let ((active, bytes), (checkpoint, _)) = (source.window(&from)?, target.window(&to)?);
-    Ok((Window { active, checkpoint, bytes }, [source, target]))
+    Ok((
+        Window {
+            active,
+            checkpoint,
+            bytes,
+        },
+        [source, target],
+    ))
 }
 
 fn config(message: String) -> Failure {
@@ -185,7 +234,9 @@ fn parse_layout(layout: &str) -> Result<Layout> {
     match layout {
         "k_last" => Ok(Layout::KLast),
         "v_last" => Ok(Layout::VLast),
-        _ => Err(config(format!("layout must be k_last or v_last, got {layout:?}"))),
+        _ => Err(config(format!(
+            "layout must be k_last or v_last, got {layout:?}"
+        ))),
     }
 }
 
@@ -193,7 +244,11 @@ fn parse_state(dtype: &str) -> Result<StateType> {
     [StateType::Bf16, StateType::Fp16, StateType::Fp32]
         .into_iter()
         .find(|&state| dtype_name(state) == dtype)
-        .ok_or_else(|| misuse(format!("active: dtype must be bfloat16, float16 or float32, it is {dtype}")))
+        .ok_or_else(|| {
+            misuse(format!(
+                "active: dtype must be bfloat16, float16 or float32, it is {dtype}"
+            ))
+        })
 }
 
 fn dtype_name(state: StateType) -> &'static str {
@@ -206,6 +261,11 @@ fn dtype_name(state: StateType) -> &'static str {
 
 fn to_pairs(pairs: Pairs) -> Result<Vec<Pair>> {
     let slot = |number: Number<u32>| number.named_or(Class::Slot, "slot");
-    let pair = |(source, destination)| Ok(Pair { source: slot(source)?, destination: slot(destination)? });
+    let pair = |(source, destination)| {
+        Ok(Pair {
+            source: slot(source)?,
+            destination: slot(destination)?,
+        })
+    };
     pairs.into_iter().map(pair).collect()
 }

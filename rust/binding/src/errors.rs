@@ -1,4 +1,5 @@
-//! What the core reports, as Python exceptions: one class for each kind of misuse, shortages with their fields.
+//! What the core reports, as Python exceptions: one class for each kind of misuse, shortages with
+//! their fields.
 
 use pyo3::CastError;
 use pyo3::exceptions::{PyException, PyValueError};
@@ -136,7 +137,12 @@ impl Class {
     }
 
     /// The same with attributes.
-    fn with_attributes<'py>(self, py: Python<'py>, message: String, attributes: Bound<'py, PyDict>) -> PyResult<PyErr> {
+    fn with_attributes<'py>(
+        self,
+        py: Python<'py>,
+        message: String,
+        attributes: Bound<'py, PyDict>,
+    ) -> PyResult<PyErr> {
         let value = types(py)?[self as usize].bind(py).call1((message,))?;
         for (name, attribute) in attributes {
             value.setattr(name.cast_into()?, attribute)?;
@@ -148,7 +154,10 @@ impl Class {
 /// Adds the exception classes to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let types = types(module.py())?;
-    CLASSES.iter().zip(types).try_for_each(|(&(name, ..), class)| module.add(name, class))
+    CLASSES
+        .iter()
+        .zip(types)
+        .try_for_each(|(&(name, ..), class)| module.add(name, class))
 }
 
 fn types(py: Python<'_>) -> PyResult<&Vec<Py<PyType>>> {
@@ -161,20 +170,37 @@ fn types(py: Python<'_>) -> PyResult<&Vec<Py<PyType>>> {
     })
 }
 
-fn make<'py>(py: Python<'py>, name: &str, bases: Bound<'py, PyTuple>, doc: &str) -> PyResult<Py<PyType>> {
+fn make<'py>(
+    py: Python<'py>,
+    name: &str,
+    bases: Bound<'py, PyTuple>,
+    doc: &str,
+) -> PyResult<Py<PyType>> {
     let body = PyDict::new(py);
     body.set_item("__module__", "radixstate._native")?;
     body.set_item("__doc__", doc)?;
-    Ok(py.get_type::<PyType>().call1((name, bases, body))?.cast_into::<PyType>()?.unbind())
+    Ok(py
+        .get_type::<PyType>()
+        .call1((name, bases, body))?
+        .cast_into::<PyType>()?
+        .unbind())
 }
 
-fn bases<'py>(py: Python<'py>, parent: Parent, made: &[Py<PyType>]) -> PyResult<Bound<'py, PyTuple>> {
+fn bases<'py>(
+    py: Python<'py>,
+    parent: Parent,
+    made: &[Py<PyType>],
+) -> PyResult<Bound<'py, PyTuple>> {
     match parent {
         Parent::Exception => PyTuple::new(py, [py.get_type::<PyException>()]),
         Parent::Cache => PyTuple::new(py, [&made[Class::Cache as usize]]),
-        Parent::CacheAndValue => {
-            PyTuple::new(py, [made[Class::Cache as usize].bind(py), &py.get_type::<PyValueError>()])
-        }
+        Parent::CacheAndValue => PyTuple::new(
+            py,
+            [
+                made[Class::Cache as usize].bind(py),
+                &py.get_type::<PyValueError>(),
+            ],
+        ),
         Parent::Misuse => PyTuple::new(py, [&made[Class::Misuse as usize]]),
     }
 }
@@ -183,14 +209,23 @@ fn shortage_error(py: Python<'_>, shortage: Shortage) -> PyErr {
     let message = shortage.to_string();
     let fields = PyDict::new(py);
     let raise = || match shortage {
-        Shortage::Busy(OutOfSlots { pool, wanted, free, evictable }) => {
+        Shortage::Busy(OutOfSlots {
+            pool,
+            wanted,
+            free,
+            evictable,
+        }) => {
             fields.set_item("pool", pool.to_string())?;
             fields.set_item("wanted", wanted)?;
             fields.set_item("free", free)?;
             fields.set_item("evictable", evictable)?;
             Class::OutOfSlots.with_attributes(py, message, fields)
         }
-        Shortage::NeverFits { pool, wanted, capacity } => {
+        Shortage::NeverFits {
+            pool,
+            wanted,
+            capacity,
+        } => {
             fields.set_item("pool", pool.to_string())?;
             fields.set_item("wanted", wanted)?;
             fields.set_item("capacity", capacity)?;

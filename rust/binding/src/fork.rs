@@ -1,5 +1,5 @@
-//! Notices forks. What a cache owns belongs to the process that made it: a child has a copy of the books, and would hand
-//! out the same slots of the same device memory.
+//! Notices forks. What a cache owns belongs to the process that made it: a child has a copy of the
+//! books, and would hand out the same slots of the same device memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,8 @@ use crate::errors::{Class, Failure, Result};
 /// Forks between the first process that loaded this module and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// Names this process among its ancestors. A load, where asking for the process id would be a system call.
+/// Names this process among its ancestors. A load, where asking for the process id would be a
+/// system call.
 pub(crate) fn generation() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
@@ -21,7 +22,8 @@ pub(crate) fn check(made_in: u64, what: &str) -> Result<()> {
     if made_in == generation() {
         return Ok(());
     }
-    let rule = format!("this {what} belongs to the process that made it: a forked child makes its own");
+    let rule =
+        format!("this {what} belongs to the process that made it: a forked child makes its own");
     Err(Failure::Refused(Class::Forked, rule))
 }
 

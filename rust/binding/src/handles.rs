@@ -7,7 +7,8 @@ use radixstate::{Lease, Pending, Sequence};
 
 use crate::errors::{Class, Failure, Result};
 
-/// A handle of the core until it is given back. Dropping it, on any thread, only notes that in the cache's inbox.
+/// A handle of the core until it is given back. Dropping it, on any thread, only notes that in the
+/// cache's inbox.
 pub(crate) struct Owned<T> {
     handle: Mutex<Option<T>>,
     gone: &'static str,
@@ -16,7 +17,10 @@ pub(crate) struct Owned<T> {
 impl<T> Owned<T> {
     /// Wraps a handle; `gone` is the message once it was given back.
     fn new(handle: T, gone: &'static str) -> Self {
-        Self { handle: Mutex::new(Some(handle)), gone }
+        Self {
+            handle: Mutex::new(Some(handle)),
+            gone,
+        }
     }
 
     /// Calls with the handle, which stays.
@@ -59,7 +63,10 @@ pub(crate) struct SequenceHandle(pub(crate) Owned<Sequence>);
 
 impl From<Sequence> for SequenceHandle {
     fn from(sequence: Sequence) -> Self {
-        Self(Owned::new(sequence, "this sequence was finished or aborted"))
+        Self(Owned::new(
+            sequence,
+            "this sequence was finished or aborted",
+        ))
     }
 }
 
@@ -114,7 +121,11 @@ pub(crate) struct PendingHandle {
 impl From<Pending> for PendingHandle {
     fn from(pending: Pending) -> Self {
         let (slot, depth) = (pending.slot(), pending.depth());
-        Self { pending: Owned::new(pending, "this pending checkpoint was committed"), slot, depth }
+        Self {
+            pending: Owned::new(pending, "this pending checkpoint was committed"),
+            slot,
+            depth,
+        }
     }
 }
 
@@ -128,7 +139,10 @@ impl PendingHandle {
 
     fn __repr__(&self) -> String {
         let Self { slot, depth, .. } = self;
-        format!("PendingHandle(slot={slot}, depth={depth}, used={})", python_bool(self.used()))
+        format!(
+            "PendingHandle(slot={slot}, depth={depth}, used={})",
+            python_bool(self.used())
+        )
     }
 }
 

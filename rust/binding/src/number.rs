@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 
 use crate::errors::{Class, Failure, Result};
 
-/// An integer argument: what has no `__index__` is no such thing, what does not fit `T` is refused with its name.
+/// An integer argument: what has no `__index__` is no such thing, what does not fit `T` is refused
+/// with its name.
 pub(crate) struct Number<T>(std::result::Result<T, String>);
 
 /// An unsigned integer of some width.
@@ -33,7 +34,12 @@ impl<T: Unsigned> Number<T> {
 
     /// The same; what does not fit is of `class`.
     pub(crate) fn named_or(self, class: Class, name: &str) -> Result<T> {
-        self.0.map_err(|digits| Failure::Refused(class, format!("{name} {digits} is outside 0..2**{} - 1", T::BITS)))
+        self.0.map_err(|digits| {
+            Failure::Refused(
+                class,
+                format!("{name} {digits} is outside 0..2**{} - 1", T::BITS),
+            )
+        })
     }
 }
 
@@ -49,7 +55,9 @@ impl<'a, 'py, T: FromPyObject<'a, 'py, Error = PyErr>> FromPyObject<'a, 'py> for
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         match object.extract() {
             Ok(value) => Ok(Self(Ok(value))),
-            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => Ok(Self(Err(digits(&object)))),
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                Ok(Self(Err(digits(&object))))
+            }
             Err(error) => Err(error),
         }
     }
@@ -57,5 +65,7 @@ impl<'a, 'py, T: FromPyObject<'a, 'py, Error = PyErr>> FromPyObject<'a, 'py> for
 
 /// A number for a message. Python refuses to print one of thousands of digits.
 pub(crate) fn digits(number: &Bound<'_, PyAny>) -> String {
-    number.str().map_or_else(|_| "(too long to print)".into(), |text| text.to_string())
+    number
+        .str()
+        .map_or_else(|_| "(too long to print)".into(), |text| text.to_string())
 }

@@ -9,8 +9,8 @@ use crate::errors::{Class, Failure, Result};
 use crate::number::Number;
 use crate::tokens::Tokens;
 
-/// Keys in different namespaces never match. `adapter` and `epoch` change on every reload of an adapter or of the
-/// weights; `tenant` keeps one account's prefixes from another's.
+/// Keys in different namespaces never match. `adapter` and `epoch` change on every reload of an
+/// adapter or of the weights; `tenant` keeps one account's prefixes from another's.
 #[pyclass(frozen, eq, hash, module = "radixstate._native", skip_from_py_object)]
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Namespace(pub(crate) radixstate::Namespace);
@@ -23,7 +23,11 @@ impl Namespace {
         text_signature = "(adapter=0, tenant=None, epoch=0)",
     )]
     fn new(adapter: Number<u64>, tenant: Option<&str>, epoch: Number<u64>) -> Result<Self> {
-        Ok(Self(radixstate::Namespace::new(adapter.named("adapter")?, tenant, epoch.named("epoch")?)))
+        Ok(Self(radixstate::Namespace::new(
+            adapter.named("adapter")?,
+            tenant,
+            epoch.named("epoch")?,
+        )))
     }
 
     /// Identity of the adapter's loaded weights, 0 for none.
@@ -46,13 +50,19 @@ impl Namespace {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let tenant = self.0.tenant().into_pyobject(py)?.repr()?;
-        Ok(format!("Namespace(adapter={}, tenant={tenant}, epoch={})", self.0.adapter(), self.0.epoch()))
+        Ok(format!(
+            "Namespace(adapter={}, tenant={tenant}, epoch={})",
+            self.0.adapter(),
+            self.0.epoch()
+        ))
     }
 }
 
 /// The namespace of a call that names none: the bare model's.
 pub(crate) fn namespace_or_default(namespace: Option<&Namespace>) -> radixstate::Namespace {
-    namespace.map_or_else(radixstate::Namespace::default, |namespace| namespace.0.clone())
+    namespace.map_or_else(radixstate::Namespace::default, |namespace| {
+        namespace.0.clone()
+    })
 }
 
 /// The options of a start.
@@ -63,11 +73,19 @@ pub(crate) fn start_options(
     no_store: bool,
 ) -> Result<StartOptions> {
     let reserve = reserve.map(|tokens| tokens.named("reserve")).transpose()?;
-    let max_length = max_length.map(|length| length.named("max_length")).transpose()?;
-    Ok(StartOptions { reserve, max_length, no_read, no_store })
+    let max_length = max_length
+        .map(|length| length.named("max_length"))
+        .transpose()?;
+    Ok(StartOptions {
+        reserve,
+        max_length,
+        no_read,
+        no_store,
+    })
 }
 
-/// One prompt of `Cache.start_many`. Its tokens are converted once, however often it is tried again.
+/// One prompt of `Cache.start_many`. Its tokens are converted once, however often it is tried
+/// again.
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct Request {
     tokens: Vec<u32>,
@@ -77,8 +95,16 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn as_core(&self) -> radixstate::Request<'_> {
-        let Self { tokens, namespace, options } = self;
-        radixstate::Request { namespace, tokens, options: *options }
+        let Self {
+            tokens,
+            namespace,
+            options,
+        } = self;
+        radixstate::Request {
+            namespace,
+            tokens,
+            options: *options,
+        }
     }
 }
 
@@ -96,7 +122,11 @@ impl Request {
         no_store: bool,
     ) -> Result<Self> {
         let options = start_options(reserve, max_length, no_read, no_store)?;
-        Ok(Self { tokens: tokens.into_vec(py), namespace: namespace_or_default(namespace), options })
+        Ok(Self {
+            tokens: tokens.into_vec(py),
+            namespace: namespace_or_default(namespace),
+            options,
+        })
     }
 
     /// The prompt.
@@ -170,6 +200,10 @@ impl<'py, T: PyTypeCheck> FromPyObject<'_, 'py> for Each<'py, T> {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        object.try_iter()?.map(|item| Ok(item?.cast_into()?)).collect::<PyResult<_>>().map(Self)
+        object
+            .try_iter()?
+            .map(|item| Ok(item?.cast_into()?))
+            .collect::<PyResult<_>>()
+            .map(Self)
     }
 }

@@ -51,8 +51,12 @@ impl Match {
     }
 
     fn __repr__(&self) -> String {
-        let (length, kv_length, branch, reason) =
-            (self.0.length, self.0.kv_length, python_option(self.0.branch), self.reason());
+        let (length, kv_length, branch, reason) = (
+            self.0.length,
+            self.0.kv_length,
+            python_option(self.0.branch),
+            self.reason(),
+        );
         format!("Match(length={length}, kv_length={kv_length}, branch={branch}, reason='{reason}')")
     }
 }
@@ -76,13 +80,25 @@ pub(crate) struct Started {
 
 impl Started {
     pub(crate) fn new(py: Python<'_>, started: radixstate::Started) -> PyResult<Self> {
-        let radixstate::Started { sequence, matched, begin } = started;
+        let radixstate::Started {
+            sequence,
+            matched,
+            begin,
+        } = started;
         let (load_from, slot) = match begin {
             Begin::Clear { dst } => (None, dst),
             Begin::Load { src, dst } => (Some(src), dst),
         };
-        let (sequence, matched) = (Py::new(py, SequenceHandle::from(sequence))?, Py::new(py, Match(matched))?);
-        Ok(Self { sequence, matched, load_from, slot })
+        let (sequence, matched) = (
+            Py::new(py, SequenceHandle::from(sequence))?,
+            Py::new(py, Match(matched))?,
+        );
+        Ok(Self {
+            sequence,
+            matched,
+            load_from,
+            slot,
+        })
     }
 }
 
@@ -102,7 +118,10 @@ pub(crate) fn started_or_error(
 ) -> PyResult<Bound<'_, PyAny>> {
     match started {
         Ok(started) => Started::new(py, started)?.into_bound_py_any(py),
-        Err(error) => Ok(PyErr::from(Failure::from(error)).into_value(py).into_bound(py).into_any()),
+        Err(error) => Ok(PyErr::from(Failure::from(error))
+            .into_value(py)
+            .into_bound(py)
+            .into_any()),
     }
 }
 
@@ -137,14 +156,15 @@ impl Stored {
         self.0.step
     }
 
-    /// How often this state has been encoded since it was computed: 1 for a prompt computed from its start, one more
-    /// than the checkpoint it continued otherwise.
+    /// How often this state has been encoded since it was computed: 1 for a prompt computed from
+    /// its start, one more than the checkpoint it continued otherwise.
     #[getter]
     fn generation(&self) -> u32 {
         self.0.generation
     }
 
-    /// Tokens [from, to) whose private pages were replaced by pages that were cached already, or None.
+    /// Tokens [from, to) whose private pages were replaced by pages that were cached already, or
+    /// None.
     #[getter]
     fn replaced(&self) -> Option<(usize, usize)> {
         let range = &self.0.replaced;
@@ -152,10 +172,20 @@ impl Stored {
     }
 
     fn __repr__(&self) -> String {
-        let radixstate::Stored { depth, slot, serial, step, .. } = &self.0;
+        let radixstate::Stored {
+            depth,
+            slot,
+            serial,
+            step,
+            ..
+        } = &self.0;
         let step = python_option(*step);
-        let replaced = self.replaced().map_or_else(|| "None".into(), |range| format!("{range:?}"));
-        format!("Stored(depth={depth}, slot={slot}, serial={serial}, step={step}, replaced={replaced})")
+        let replaced = self
+            .replaced()
+            .map_or_else(|| "None".into(), |range| format!("{range:?}"));
+        format!(
+            "Stored(depth={depth}, slot={slot}, serial={serial}, step={step}, replaced={replaced})"
+        )
     }
 }
 
@@ -166,7 +196,11 @@ pub(crate) struct Skipped(pub(crate) Skip);
 
 impl Skipped {
     fn room(self) -> Option<OutOfSlots> {
-        if let Skip::NoRoom(short) = self.0 { Some(short) } else { None }
+        if let Skip::NoRoom(short) = self.0 {
+            Some(short)
+        } else {
+            None
+        }
     }
 }
 
@@ -207,8 +241,15 @@ impl Skipped {
         let reason = self.reason();
         match self.room() {
             None => format!("Skipped(reason='{reason}')"),
-            Some(OutOfSlots { wanted, free, evictable, .. }) => {
-                format!("Skipped(reason='{reason}', wanted={wanted}, free={free}, evictable={evictable})")
+            Some(OutOfSlots {
+                wanted,
+                free,
+                evictable,
+                ..
+            }) => {
+                format!(
+                    "Skipped(reason='{reason}', wanted={wanted}, free={free}, evictable={evictable})"
+                )
             }
         }
     }
@@ -262,18 +303,32 @@ pub(crate) struct Published {
 
 impl Published {
     pub(crate) fn new(py: Python<'_>, published: radixstate::Published) -> Result<Self> {
-        let radixstate::Published { outcome, canonical, duplicates } = published;
+        let radixstate::Published {
+            outcome,
+            canonical,
+            duplicates,
+        } = published;
         let outcome = Committed::from(outcome).into_py_any(py)?;
-        Ok(Self { outcome, canonical, duplicates })
+        Ok(Self {
+            outcome,
+            canonical,
+            duplicates,
+        })
     }
 }
 
 #[pymethods]
 impl Published {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let Self { outcome, canonical, duplicates } = self;
+        let Self {
+            outcome,
+            canonical,
+            duplicates,
+        } = self;
         let outcome = outcome.bind(py).repr()?;
-        Ok(format!("Published(outcome={outcome}, canonical={canonical:?}, duplicates={duplicates:?})"))
+        Ok(format!(
+            "Published(outcome={outcome}, canonical={canonical:?}, duplicates={duplicates:?})"
+        ))
     }
 }
 

@@ -1,4 +1,5 @@
-//! Torch tensors as addresses, without torch: what a tensor says of itself is read and checked once.
+//! Torch tensors as addresses, without torch: what a tensor says of itself is read and checked
+//! once.
 //!
 //! The only file of the binding that touches a tensor's memory.
 
@@ -26,28 +27,37 @@ struct TensorRef {
     shape: Vec<usize>,
     /// In bytes.
     strides: Vec<usize>,
-    /// Keeps the memory alive, even if the tensor is pointed elsewhere; not if the storage itself moves, as it does into
-    /// shared memory.
+    /// Keeps the memory alive, even if the tensor is pointed elsewhere; not if the storage itself
+    /// moves, as it does into shared memory.
     storage: Py<PyAny>,
 }
 
 impl TensorRef {
     fn new(what: &str, tensor: &Bound<'_, PyAny>) -> Result<Self> {
         if !tensor.hasattr("data_ptr")? {
-            return Err(misuse(format!("{what}: expected a torch tensor, got {}", tensor.get_type().name()?)));
+            return Err(misuse(format!(
+                "{what}: expected a torch tensor, got {}",
+                tensor.get_type().name()?
+            )));
         }
         let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
         if device != "cpu" {
-            return Err(misuse(format!("{what}: the tensor must be on the cpu, it is on {device}")));
+            return Err(misuse(format!(
+                "{what}: the tensor must be on the cpu, it is on {device}"
+            )));
         }
         let layout = tensor.getattr("layout")?.str()?.to_string();
         if layout != "torch.strided" {
-            return Err(misuse(format!("{what}: the tensor must be strided, it is {layout}")));
+            return Err(misuse(format!(
+                "{what}: the tensor must be strided, it is {layout}"
+            )));
         }
         let element_bytes: usize = tensor.call_method0("element_size")?.extract()?;
         let shape: Vec<usize> = tensor.getattr("shape")?.extract()?;
         if shape.contains(&0) {
-            return Err(misuse(format!("{what}: every dimension must be at least 1, the shape is {shape:?}")));
+            return Err(misuse(format!(
+                "{what}: every dimension must be at least 1, the shape is {shape:?}"
+            )));
         }
         let strides: Vec<usize> = tensor.call_method0("stride")?.extract()?;
         let storage = tensor.call_method0("untyped_storage")?;
@@ -57,7 +67,10 @@ impl TensorRef {
             dtype: dtype.trim_start_matches("torch.").to_owned(),
             element_bytes,
             shape,
-            strides: strides.into_iter().map(|stride| stride * element_bytes).collect(),
+            strides: strides
+                .into_iter()
+                .map(|stride| stride * element_bytes)
+                .collect(),
             storage: storage.clone().unbind(),
         };
         tensor.check_storage(what, &storage)?;
@@ -68,16 +81,27 @@ impl TensorRef {
     fn check_storage(&self, what: &str, storage: &Bound<'_, PyAny>) -> Result<()> {
         let start: usize = storage.call_method0("data_ptr")?.extract()?;
         let bytes: usize = storage.call_method0("nbytes")?.extract()?;
-        let last: usize = self.shape.iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride).sum();
-        let end = self.address.saturating_sub(start).saturating_add(last + self.element_bytes);
+        let last: usize = self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .map(|(size, stride)| (size - 1) * stride)
+            .sum();
+        let end = self
+            .address
+            .saturating_sub(start)
+            .saturating_add(last + self.element_bytes);
         if start == 0 || self.address < start || end > bytes {
-            return Err(misuse(format!("{what}: the tensor must lie in its storage, it needs {end} bytes of {bytes}")));
+            return Err(misuse(format!(
+                "{what}: the tensor must lie in its storage, it needs {end} bytes of {bytes}"
+            )));
         }
         Ok(())
     }
 }
 
-/// One tensor per layer, all alike: given as a list, or as one tensor whose first dimension is the layer.
+/// One tensor per layer, all alike: given as a list, or as one tensor whose first dimension is the
+/// layer.
 #[derive(Debug)]
 pub(crate) struct Layers {
     addresses: Vec<usize>,
@@ -97,7 +121,8 @@ impl Layers {
             return Self::of_one(what, TensorRef::new(what, tensors)?);
         }
         let each = tensors.try_iter()?.enumerate();
-        let each = each.map(|(layer, tensor)| TensorRef::new(&format!("{what}, layer {layer}"), &tensor?));
+        let each =
+            each.map(|(layer, tensor)| TensorRef::new(&format!("{what}, layer {layer}"), &tensor?));
         Self::of_each(what, each.collect::<Result<Vec<_>>>()?)
     }
 
@@ -105,10 +130,14 @@ impl Layers {
         let (Some((&layers, shape)), Some((&stride, strides))) =
             (tensor.shape.split_first(), tensor.strides.split_first())
         else {
-            return Err(misuse(format!("{what}: a tensor of all layers has at least two dimensions, this one has 0")));
+            return Err(misuse(format!(
+                "{what}: a tensor of all layers has at least two dimensions, this one has 0"
+            )));
         };
         Ok(Self {
-            addresses: (0..layers).map(|layer| tensor.address + layer * stride).collect(),
+            addresses: (0..layers)
+                .map(|layer| tensor.address + layer * stride)
+                .collect(),
             dtype: tensor.dtype,
             element_bytes: tensor.element_bytes,
             shape: shape.to_vec(),
@@ -122,10 +151,13 @@ impl Layers {
             return Err(misuse(format!("{what}: at least 1 layer is needed, got 0")));
         };
         let alike = |tensor: &TensorRef| {
-            (&tensor.dtype, &tensor.shape, &tensor.strides) == (&first.dtype, &first.shape, &first.strides)
+            (&tensor.dtype, &tensor.shape, &tensor.strides)
+                == (&first.dtype, &first.shape, &first.strides)
         };
         if let Some(layer) = tensors.iter().position(|tensor| !alike(tensor)) {
-            return Err(misuse(format!("{what}: layer {layer} differs from layer 0 in dtype, shape or strides")));
+            return Err(misuse(format!(
+                "{what}: layer {layer} differs from layer 0 in dtype, shape or strides"
+            )));
         }
         Ok(Self {
             addresses: tensors.iter().map(|tensor| tensor.address).collect(),
@@ -151,7 +183,10 @@ impl Layers {
         if self.dtype == dtype {
             return Ok(());
         }
-        Err(misuse(format!("{what}: dtype must be {dtype}, it is {}", self.dtype)))
+        Err(misuse(format!(
+            "{what}: dtype must be {dtype}, it is {}",
+            self.dtype
+        )))
     }
 
     /// Refuses any other shape of one slot.
@@ -159,21 +194,29 @@ impl Layers {
         if self.shape.get(1..) == Some(slot) {
             return Ok(());
         }
-        Err(misuse(format!("{what}: one slot must have shape {slot:?}, a layer with its slots has {:?}", self.shape)))
+        Err(misuse(format!(
+            "{what}: one slot must have shape {slot:?}, a layer with its slots has {:?}",
+            self.shape
+        )))
     }
 
     /// `[slots, ..., row]` as a pool; what the shape has between slots and row is heads, then rows.
     pub(crate) fn pool(&self, what: &str) -> Result<Pool> {
         let (Some(&row), Some(&inner)) = (self.shape.last(), self.strides.last()) else {
-            return Err(misuse(format!("{what}: a layer has its slots as first dimension, this one has none")));
+            return Err(misuse(format!(
+                "{what}: a layer has its slots as first dimension, this one has none"
+            )));
         };
         if row > 1 && inner != self.element_bytes {
-            return Err(misuse(format!("{what}: the last dimension must be contiguous, its stride is {inner} bytes")));
+            return Err(misuse(format!(
+                "{what}: the last dimension must be contiguous, its stride is {inner} bytes"
+            )));
         }
         Ok(self.pool_with(self.strides[1], self.strides.get(2).copied().unwrap_or(0)))
     }
 
-    /// `[slots, ...]` as a pool of bytes: what follows the slots is dense, in any order of dimensions.
+    /// `[slots, ...]` as a pool of bytes: what follows the slots is dense, in any order of
+    /// dimensions.
     pub(crate) fn window(&self, what: &str) -> Result<(Pool, usize)> {
         let mut dimensions = self.inner_dimensions();
         dimensions.sort_unstable();
@@ -189,9 +232,15 @@ impl Layers {
         Ok((self.pool_with(0, 0), bytes))
     }
 
-    /// (stride, size) of the dimensions after the slots; those of size 1 are left out, since their stride is free.
+    /// (stride, size) of the dimensions after the slots; those of size 1 are left out, since their
+    /// stride is free.
     pub(crate) fn inner_dimensions(&self) -> Vec<(usize, usize)> {
-        let dimensions = self.strides.iter().copied().zip(self.shape.iter().copied()).skip(1);
+        let dimensions = self
+            .strides
+            .iter()
+            .copied()
+            .zip(self.shape.iter().copied())
+            .skip(1);
         dimensions.filter(|&(_, size)| size > 1).collect()
     }
 
@@ -218,14 +267,26 @@ impl Mover {
     /// Checks a spec whose pools were all made from `layers`.
     pub(crate) fn new(spec: Spec, layers: Vec<Layers>) -> Result<Self> {
         let plan = Plan::new(spec).map_err(|error| misuse(error.to_string()))?;
-        let storages = layers.into_iter().flat_map(|layers| layers.storages).collect();
-        Ok(Self { plan: Mutex::new(plan), _storages: storages })
+        let storages = layers
+            .into_iter()
+            .flat_map(|layers| layers.storages)
+            .collect();
+        Ok(Self {
+            plan: Mutex::new(plan),
+            _storages: storages,
+        })
     }
 
     /// Encodes, detached from the interpreter; says of each pair whether its state is finite.
-    pub(crate) fn store(&self, py: Python<'_>, pairs: &[Pair], threads: NonZeroUsize) -> Result<Vec<bool>> {
-        // SAFETY: the addresses lie within the storages, which `self` keeps alive; nobody else moves states of this
-        // plan, since it is locked; who writes to a tensor from another thread meanwhile breaks torch's rule too.
+    pub(crate) fn store(
+        &self,
+        py: Python<'_>,
+        pairs: &[Pair],
+        threads: NonZeroUsize,
+    ) -> Result<Vec<bool>> {
+        // SAFETY: the addresses lie within the storages, which `self` keeps alive; nobody else
+        // moves states of this plan, since it is locked; who writes to a tensor from
+        // another thread meanwhile breaks torch's rule too.
         self.locked(py, |plan| unsafe { plan.store(pairs, threads) })
     }
 
@@ -235,7 +296,8 @@ impl Mover {
         self.locked(py, |plan| unsafe { plan.load(pairs, threads) })
     }
 
-    /// The lock is taken and released while detached, so that waiting for it never holds up the interpreter.
+    /// The lock is taken and released while detached, so that waiting for it never holds up the
+    /// interpreter.
     fn locked<T: Send>(
         &self,
         py: Python<'_>,

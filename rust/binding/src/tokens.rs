@@ -1,7 +1,8 @@
 //! Tokens and page ids as Python has them: lists, buffers, torch tensors, any iterable of integers.
 //!
-//! A buffer of u32 is read in place; every other source is converted, with a range check, into memory that the thread
-//! uses again and again: new memory of this size would cost more in page faults than the conversion.
+//! A buffer of u32 is read in place; every other source is converted, with a range check, into
+//! memory that the thread uses again and again: new memory of this size would cost more in page
+//! faults than the conversion.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -20,7 +21,8 @@ use crate::number::digits;
 
 /// The tokens of one call.
 pub(crate) enum Tokens {
-    /// A C-contiguous, aligned, one-dimensional buffer of native u32; its owner is kept from resizing it.
+    /// A C-contiguous, aligned, one-dimensional buffer of native u32; its owner is kept from
+    /// resizing it.
     Lent(PyUntypedBuffer),
     Converted(Converted),
 }
@@ -69,9 +71,12 @@ impl Tokens {
         match self {
             Self::Converted(tokens) => &tokens.0,
             Self::Lent(buffer) if buffer.item_count() == 0 => &[],
-            // SAFETY: `read_buffer` has seen that the buffer holds `item_count` aligned, contiguous u32; it stays
-            // exported, so allocated, while `self` lives; the caller sees to it that nothing writes.
-            Self::Lent(buffer) => unsafe { slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) },
+            // SAFETY: `read_buffer` has seen that the buffer holds `item_count` aligned, contiguous
+            // u32; it stays exported, so allocated, while `self` lives; the caller sees
+            // to it that nothing writes.
+            Self::Lent(buffer) => unsafe {
+                slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count())
+            },
         }
     }
 
@@ -79,7 +84,8 @@ impl Tokens {
     pub(crate) fn into_vec(self, _attached: Python<'_>) -> Vec<u32> {
         match self {
             Self::Converted(mut tokens) => std::mem::take(&mut tokens.0),
-            // SAFETY: `_attached` proves that this thread is attached, and `to_vec` runs no Python code.
+            // SAFETY: `_attached` proves that this thread is attached, and `to_vec` runs no Python
+            // code.
             Self::Lent(_) => unsafe { self.as_slice() }.to_vec(),
         }
     }
@@ -89,7 +95,8 @@ impl FromPyObject<'_, '_> for Tokens {
     type Error = Failure;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
-        read(&object).map_err(|unfit| unfit.into_failure("token", Class::TokenRange, "0..2**32 - 1"))
+        read(&object)
+            .map_err(|unfit| unfit.into_failure("token", Class::TokenRange, "0..2**32 - 1"))
     }
 }
 
@@ -117,10 +124,13 @@ impl FromPyObject<'_, '_> for PageTable {
                 format!("pages: a contiguous, writable buffer of int32 expected, got {got}"),
             )
         };
-        let buffer = PyUntypedBuffer::get(&object).map_err(|error| unfit(error.value(object.py()).to_string()))?;
+        let buffer = PyUntypedBuffer::get(&object)
+            .map_err(|error| unfit(error.value(object.py()).to_string()))?;
         let format = buffer.format().to_string_lossy().into_owned();
         match Element::of_format(buffer.format()) {
-            Some(Element::I32) if !buffer.readonly() && buffer.is_c_contiguous() => Ok(Self(buffer.into_typed()?)),
+            Some(Element::I32) if !buffer.readonly() && buffer.is_c_contiguous() => {
+                Ok(Self(buffer.into_typed()?))
+            }
             Some(Element::I32) => Err(unfit("one that is read-only or strided".into())),
             _ => Err(unfit(format!("elements of format {format:?}"))),
         }
@@ -130,12 +140,22 @@ impl FromPyObject<'_, '_> for PageTable {
 impl PageTable {
     /// Writes the ids from the start on and returns how many they are, or writes nothing.
     pub(crate) fn write(&self, py: Python<'_>, ids: &[u32]) -> Result<usize> {
-        let cells = self.0.as_mut_slice(py).expect("extraction has seen that it is contiguous and writable");
+        let cells = self
+            .0
+            .as_mut_slice(py)
+            .expect("extraction has seen that it is contiguous and writable");
         if cells.len() < ids.len() {
-            let message = format!("pages: {} are to be written, the buffer has room for {}", ids.len(), cells.len());
+            let message = format!(
+                "pages: {} are to be written, the buffer has room for {}",
+                ids.len(),
+                cells.len()
+            );
             return Err(Failure::Refused(Class::LengthMismatch, message));
         }
-        cells.iter().zip(ids).for_each(|(cell, &id)| cell.set(id as i32));
+        cells
+            .iter()
+            .zip(ids)
+            .for_each(|(cell, &id)| cell.set(id as i32));
         Ok(ids.len())
     }
 }
@@ -152,9 +172,10 @@ enum Unfit {
 impl Unfit {
     fn into_failure(self, what: &str, range: Class, bounds: &str) -> Failure {
         match self {
-            Self::Range { position, value } => {
-                Failure::Refused(range, format!("{what} {value} at position {position} is outside {bounds}"))
-            }
+            Self::Range { position, value } => Failure::Refused(
+                range,
+                format!("{what} {value} at position {position} is outside {bounds}"),
+            ),
             Self::Memory(why) => Failure::Refused(Class::Tensor, format!("{what}s: {why}")),
             Self::Python(error) => Failure::Python(error),
         }
@@ -174,9 +195,10 @@ fn read(object: &Bound<'_, PyAny>) -> Read<Tokens> {
     let py = object.py();
     match PyUntypedBuffer::get(object) {
         Ok(buffer) => read_buffer(buffer),
-        Err(error) if error.is_instance_of::<PyBufferError>(py) => {
-            Err(Unfit::Memory(format!("no readable buffer: {}", error.value(py))))
-        }
+        Err(error) if error.is_instance_of::<PyBufferError>(py) => Err(Unfit::Memory(format!(
+            "no readable buffer: {}",
+            error.value(py)
+        ))),
         Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error.into()),
         Err(_) if is_tensor(object)? => read_tensor(object),
         Err(_) => read_items(object.try_iter()?),
@@ -190,7 +212,10 @@ fn read_items<'py>(items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>) -> 
         match item.extract::<u32>() {
             Ok(number) => numbers.0.push(number),
             Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
-                return Err(Unfit::Range { position, value: digits(&item) });
+                return Err(Unfit::Range {
+                    position,
+                    value: digits(&item),
+                });
             }
             Err(error) => return Err(error.into()),
         }
@@ -215,10 +240,19 @@ impl Element {
         }
     }
 
-    /// By format of the buffer protocol. `PyBuffer<T>` is no help here: it takes big-endian numbers for native ones.
+    /// By format of the buffer protocol. `PyBuffer<T>` is no help here: it takes big-endian numbers
+    /// for native ones.
     fn of_format(format: &CStr) -> Option<Self> {
-        let foreign: &[u8] = if cfg!(target_endian = "little") { b">!" } else { b"<" };
-        if format.to_bytes().first().is_some_and(|order| foreign.contains(order)) {
+        let foreign: &[u8] = if cfg!(target_endian = "little") {
+            b">!"
+        } else {
+            b"<"
+        };
+        if format
+            .to_bytes()
+            .first()
+            .is_some_and(|order| foreign.contains(order))
+        {
             return None;
         }
         match ElementType::from_format(format) {
@@ -251,7 +285,13 @@ struct Memory {
 
 impl Memory {
     /// Checks what a buffer or tensor says of itself.
-    fn new(address: *const c_void, count: usize, element: Element, dimensions: usize, contiguous: bool) -> Read<Self> {
+    fn new(
+        address: *const c_void,
+        count: usize,
+        element: Element,
+        dimensions: usize,
+        contiguous: bool,
+    ) -> Read<Self> {
         let unfit = |why: String| Err(Unfit::Memory(why));
         if dimensions != 1 {
             return unfit(format!("1 dimension expected, got {dimensions}"));
@@ -259,7 +299,8 @@ impl Memory {
         if !contiguous {
             return unfit("contiguous memory expected, got a strided view".into());
         }
-        // No numbers may be anywhere: an empty array is at an odd address, an empty tensor at 0. A fake one is too.
+        // No numbers may be anywhere: an empty array is at an odd address, an empty tensor at 0. A
+        // fake one is too.
         if count > 0 && (address.is_null() || !address.addr().is_multiple_of(element.size())) {
             return unfit(format!(
                 "{count} numbers at address {:#x} can't be of {} bytes",
@@ -267,7 +308,11 @@ impl Memory {
                 element.size()
             ));
         }
-        Ok(Self { address, count, element })
+        Ok(Self {
+            address,
+            count,
+            element,
+        })
     }
 
     /// Copies the numbers.
@@ -279,11 +324,17 @@ impl Memory {
         if self.count == 0 {
             return Ok(Converted(Vec::new()));
         }
-        let Self { address, count, element } = *self;
+        let Self {
+            address,
+            count,
+            element,
+        } = *self;
         // SAFETY: the caller vouches for all but the alignment, which `new` has checked.
         unsafe {
             match element {
-                Element::U32 => Ok(Converted(slice::from_raw_parts(address.cast::<u32>(), count).to_vec())),
+                Element::U32 => Ok(Converted(
+                    slice::from_raw_parts(address.cast::<u32>(), count).to_vec(),
+                )),
                 Element::I32 => narrow(slice::from_raw_parts(address.cast::<i32>(), count)),
                 Element::U64 => narrow(slice::from_raw_parts(address.cast::<u64>(), count)),
                 Element::I64 => narrow(slice::from_raw_parts(address.cast::<i64>(), count)),
@@ -293,7 +344,9 @@ impl Memory {
 }
 
 fn wrong_type(got: impl Display) -> Unfit {
-    Unfit::Memory(format!("native int32, int64, uint32 or uint64 expected, got {got}"))
+    Unfit::Memory(format!(
+        "native int32, int64, uint32 or uint64 expected, got {got}"
+    ))
 }
 
 fn read_buffer(buffer: PyUntypedBuffer) -> Read<Tokens> {
@@ -301,12 +354,18 @@ fn read_buffer(buffer: PyUntypedBuffer) -> Read<Tokens> {
     let element = Element::of_format(format).filter(|element| element.size() == buffer.item_size());
     let element = element.ok_or_else(|| wrong_type(format.to_string_lossy()))?;
     let (dimensions, contiguous) = (buffer.dimensions(), buffer.is_c_contiguous());
-    let memory = Memory::new(buffer.buf_ptr(), buffer.item_count(), element, dimensions, contiguous)?;
+    let memory = Memory::new(
+        buffer.buf_ptr(),
+        buffer.item_count(),
+        element,
+        dimensions,
+        contiguous,
+    )?;
     if let Element::U32 = element {
         return Ok(Tokens::Lent(buffer));
     }
-    // SAFETY: the exporter says what is there and can't move it before `buffer` is dropped; this thread is attached to
-    // the interpreter and runs no Python code meanwhile.
+    // SAFETY: the exporter says what is there and can't move it before `buffer` is dropped; this
+    // thread is attached to the interpreter and runs no Python code meanwhile.
     unsafe { memory.convert() }.map(Tokens::Converted)
 }
 
@@ -316,15 +375,26 @@ fn read_tensor(object: &Bound<'_, PyAny>) -> Read<Tokens> {
     let element = Element::of_dtype(&dtype.to_string_lossy()).ok_or_else(|| wrong_type(dtype))?;
     if !object.getattr(intern!(py, "is_cpu"))?.extract::<bool>()? {
         let device = object.getattr(intern!(py, "device"))?;
-        return Err(Unfit::Memory(format!("a cpu tensor expected, got one on {device}")));
+        return Err(Unfit::Memory(format!(
+            "a cpu tensor expected, got one on {device}"
+        )));
     }
     let dimensions = object.call_method0(intern!(py, "dim"))?.extract()?;
-    let contiguous = object.call_method0(intern!(py, "is_contiguous"))?.extract()?;
+    let contiguous = object
+        .call_method0(intern!(py, "is_contiguous"))?
+        .extract()?;
     let count = object.call_method0(intern!(py, "numel"))?.extract()?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    let memory = Memory::new(ptr::with_exposed_provenance(address), count, element, dimensions, contiguous)?;
-    // SAFETY: torch says what is there; `object` keeps it alive, and since it was asked for its address no Python code
-    // has run that could resize it. This thread is attached to the interpreter.
+    let memory = Memory::new(
+        ptr::with_exposed_provenance(address),
+        count,
+        element,
+        dimensions,
+        contiguous,
+    )?;
+    // SAFETY: torch says what is there; `object` keeps it alive, and since it was asked for its
+    // address no Python code has run that could resize it. This thread is attached to the
+    // interpreter.
     unsafe { memory.convert() }.map(Tokens::Converted)
 }
 
@@ -335,8 +405,12 @@ fn is_tensor(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     if let Some(class) = TENSOR.get(py) {
         return object.is_instance(class.bind(py));
     }
-    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-    let Some(torch) = modules.cast::<PyDict>()?.get_item(intern!(py, "torch"))? else { return Ok(false) };
+    let modules = py
+        .import(intern!(py, "sys"))?
+        .getattr(intern!(py, "modules"))?;
+    let Some(torch) = modules.cast::<PyDict>()?.get_item(intern!(py, "torch"))? else {
+        return Ok(false);
+    };
     let class = torch.getattr(intern!(py, "Tensor"))?;
     object.is_instance(TENSOR.get_or_init(py, || class.unbind()).bind(py))
 }
@@ -375,6 +449,12 @@ fn narrow<T: Integer>(numbers: &[T]) -> Read<Converted> {
     if seen >> 32 == 0 {
         return Ok(narrowed);
     }
-    let position = numbers.iter().position(|number| number.bits() >> 32 != 0).expect("one of them set the bits seen");
-    Err(Unfit::Range { position, value: numbers[position].to_string() })
+    let position = numbers
+        .iter()
+        .position(|number| number.bits() >> 32 != 0)
+        .expect("one of them set the bits seen");
+    Err(Unfit::Range {
+        position,
+        value: numbers[position].to_string(),
+    })
 }

@@ -4,10 +4,11 @@
 //! cargo run --release -p radixstate-codec --example bandwidth -- [threads] [--json]
 //! ```
 //!
-//! States are those of a Qwen3-Next: 36 layers, 32 heads, 128 x 128. `memcpy` copies as many bytes as the states have,
-//! in turns with the codec. Rates are medians over the rounds, and so is the ratio of the two of a round: others that
-//! use the machine slow down both. What one round touches has left the cache by the next. With `--json`, one
-//! object per line and direction. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts all of it into huge pages.
+//! States are those of a Qwen3-Next: 36 layers, 32 heads, 128 x 128. `memcpy` copies as many bytes
+//! as the states have, in turns with the codec. Rates are medians over the rounds, and so is the
+//! ratio of the two of a round: others that use the machine slow down both. What one round touches
+//! has left the cache by the next. With `--json`, one object per line and direction.
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts all of it into huge pages.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -15,8 +16,13 @@ use std::time::Instant;
 use radixstate_codec::{Backend, Checkpoint, Layout, Pair, Plan, Pool, Shape, Spec, StateType};
 
 const LAYERS: usize = 36;
-const SHAPE: Shape = Shape { heads: 32, d_k: 128, d_v: 128 };
-/// Slots that are moved in turns; twice as many as one call moves at most, so that none is in the cache.
+const SHAPE: Shape = Shape {
+    heads: 32,
+    d_k: 128,
+    d_v: 128,
+};
+/// Slots that are moved in turns; twice as many as one call moves at most, so that none is in the
+/// cache.
 const SLOTS: usize = 8;
 const PAIRS: [usize; 2] = [1, 4];
 const ROUNDS: usize = 25;
@@ -41,13 +47,21 @@ impl Buffer {
         let head_stride = rows * row_stride;
         let slot_stride = SHAPE.heads * head_stride;
         let base = self.address();
-        let layers = (0..LAYERS).map(|layer| base + layer * (SLOTS + 1) * slot_stride).collect();
-        Pool { layers, slots: SLOTS + 1, slot_stride, head_stride, row_stride }
+        let layers = (0..LAYERS)
+            .map(|layer| base + layer * (SLOTS + 1) * slot_stride)
+            .collect();
+        Pool {
+            layers,
+            slots: SLOTS + 1,
+            slot_stride,
+            head_stride,
+            row_stride,
+        }
     }
 }
 
-/// Fills with numbers of every type that are near each other, so that few codes are zero, which some machines write
-/// faster.
+/// Fills with numbers of every type that are near each other, so that few codes are zero, which
+/// some machines write faster.
 fn fill(buffer: &mut Buffer) {
     let mut x = 0x9e37_79b9_7f4a_7c15_u64;
     for bytes in buffer.0.chunks_exact_mut(8) {
@@ -120,7 +134,13 @@ impl Bench {
         let mut copied = [(); 2].map(|()| Buffer::new(SLOTS * state_bytes(state)));
         // Pages that were never written are one page, which stays in the cache.
         copied.iter_mut().for_each(fill);
-        Self { state, layout, plan, copied, _pools: [active, q, scale] }
+        Self {
+            state,
+            layout,
+            plan,
+            copied,
+            _pools: [active, q, scale],
+        }
     }
 
     fn measure(&mut self, backend: Backend, pairs: usize, threads: NonZeroUsize) -> Vec<Round> {
@@ -141,27 +161,51 @@ impl Bench {
             Round {
                 memcpy: rate(2 * bytes, &mut || copy(from, to, threads.get())),
                 // SAFETY: the pools lie within the buffers of `self`, which nobody else uses now.
-                store: rate(moved, &mut || drop(unsafe { plan.store(&stored, threads) }.expect("the pairs are sound"))),
+                store: rate(moved, &mut || {
+                    drop(unsafe { plan.store(&stored, threads) }.expect("the pairs are sound"))
+                }),
                 // SAFETY: as above.
-                load: rate(moved, &mut || unsafe { plan.load(&loaded, threads) }.expect("the pairs are sound")),
+                load: rate(moved, &mut || {
+                    unsafe { plan.load(&loaded, threads) }.expect("the pairs are sound")
+                }),
             }
         });
         rounds.skip(WARM_UP).collect()
     }
 
-    fn print(&self, backend: Backend, pairs: usize, threads: NonZeroUsize, json: bool, rounds: &[Round]) {
+    fn print(
+        &self,
+        backend: Backend,
+        pairs: usize,
+        threads: NonZeroUsize,
+        json: bool,
+        rounds: &[Round],
+    ) {
         let (state, layout) = (self.state_name(), self.layout_name());
         let memcpy = median(rounds.iter().map(|round| round.memcpy));
-        for (direction, pick) in [("store", (|round| round.store) as fn(&Round) -> f64), ("load", |round| round.load)] {
+        for (direction, pick) in [
+            ("store", (|round| round.store) as fn(&Round) -> f64),
+            ("load", |round| round.load),
+        ] {
             let rate = median(rounds.iter().map(pick));
             let ratio = median(rounds.iter().map(|round| pick(round) / round.memcpy));
             if json {
-                print!(r#"{{"type": "{state}", "layout": "{layout}", "direction": "{direction}", "#);
+                print!(
+                    r#"{{"type": "{state}", "layout": "{layout}", "direction": "{direction}", "#
+                );
                 print!(r#""threads": {threads}, "pairs": {pairs}, "backend": "{backend}", "#);
-                println!(r#""gb_per_s": {rate:.3}, "memcpy_gb_per_s": {memcpy:.3}, "ratio": {ratio:.3}}}"#);
+                println!(
+                    r#""gb_per_s": {rate:.3}, "memcpy_gb_per_s": {memcpy:.3}, "ratio": {ratio:.3}}}"#
+                );
             } else {
-                print!("{:7} {state:5} {layout:7} {direction:6} {pairs} pairs ", backend.to_string());
-                println!("{rate:6.1} GB/s  memcpy {memcpy:6.1}  {:4.0}%", 100.0 * ratio);
+                print!(
+                    "{:7} {state:5} {layout:7} {direction:6} {pairs} pairs ",
+                    backend.to_string()
+                );
+                println!(
+                    "{rate:6.1} GB/s  memcpy {memcpy:6.1}  {:4.0}%",
+                    100.0 * ratio
+                );
             }
         }
     }
@@ -198,14 +242,22 @@ fn scale_bytes(state: StateType) -> usize {
 /// The pairs whose turn it is.
 fn turn(round: usize, pairs: usize) -> Vec<Pair> {
     let first = round * pairs % SLOTS + 1;
-    (first..first + pairs).map(|slot| slot as u32).map(|slot| Pair { source: slot, destination: slot }).collect()
+    (first..first + pairs)
+        .map(|slot| slot as u32)
+        .map(|slot| Pair {
+            source: slot,
+            destination: slot,
+        })
+        .collect()
 }
 
 fn main() {
     let mut arguments: Vec<_> = std::env::args().skip(1).collect();
     let json = arguments.iter().any(|argument| argument == "--json");
     arguments.retain(|argument| argument != "--json");
-    let threads = arguments.first().map_or(1, |n| n.parse().expect("threads must be a number of at least 1"));
+    let threads = arguments.first().map_or(1, |n| {
+        n.parse().expect("threads must be a number of at least 1")
+    });
     let threads = NonZeroUsize::new(threads).expect("threads must be at least 1");
     if !json {
         println!("{threads} threads, {LAYERS} layers, {SHAPE:?}, medians of {ROUNDS} rounds");
@@ -213,7 +265,10 @@ fn main() {
     for state in [StateType::Bf16, StateType::Fp16, StateType::Fp32] {
         for layout in [Layout::KLast, Layout::VLast] {
             let mut bench = Bench::new(state, layout);
-            for backend in Backend::available().into_iter().filter(|backend| !matches!(backend, Backend::Scalar)) {
+            for backend in Backend::available()
+                .into_iter()
+                .filter(|backend| !matches!(backend, Backend::Scalar))
+            {
                 for pairs in PAIRS {
                     let rounds = bench.measure(backend, pairs, threads);
                     bench.print(backend, pairs, threads, json, &rounds);

@@ -1,7 +1,8 @@
 //! 256-bit registers.
 //!
-//! Every method of a token may use the instructions that the token proves. Memory is touched only through slices,
-//! whose length is checked against the width of the access; the checks vanish where blocks have a fixed size.
+//! Every method of a token may use the instructions that the token proves. Memory is touched only
+//! through slices, whose length is checked against the width of the access; the checks vanish where
+//! blocks have a fixed size.
 
 use std::arch::x86_64::*;
 
@@ -18,12 +19,14 @@ impl Avx2 {
     /// The proof, if this CPU and its operating system allow it.
     #[must_use]
     pub fn new() -> Option<Self> {
-        let all =
-            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        let all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         all.then_some(Self(()))
     }
 
-    /// Runs a task with all instructions enabled. What it streamed is visible to other threads afterwards.
+    /// Runs a task with all instructions enabled. What it streamed is visible to other threads
+    /// afterwards.
     pub(crate) fn run<T: Task>(self, task: T) {
         #[target_feature(enable = "avx2,fma,f16c")]
         fn enabled<T: Task>(token: Avx2, task: T) {
@@ -64,8 +67,8 @@ impl Avx2 {
         }
     }
 
-    /// The low 16 bits of each 32, of two registers. Packing interleaves lanes of 16 bytes; the permutation undoes
-    /// that.
+    /// The low 16 bits of each 32, of two registers. Packing interleaves lanes of 16 bytes; the
+    /// permutation undoes that.
     #[inline(always)]
     fn pack16(self, low: __m256i, high: __m256i) -> __m256i {
         // SAFETY: `self` proves AVX2.
@@ -132,8 +135,8 @@ impl Simd for Avx2 {
         assert_eq!(to.len(), WIDTH);
         let to: *mut __m256i = to.as_mut_ptr().cast();
         if write == Write::Streamed && to.is_aligned() {
-            // SAFETY: `self` proves AVX2; the slice has the bytes of a register and is aligned; `run` ends with
-            // the fence that streaming needs.
+            // SAFETY: `self` proves AVX2; the slice has the bytes of a register and is aligned;
+            // `run` ends with the fence that streaming needs.
             unsafe { _mm256_stream_si256(to, value) }
         } else {
             // SAFETY: `self` proves AVX2; the slice has the bytes of a register.
@@ -225,7 +228,8 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves AVX2.
         unsafe {
             let [a, b, c, d] = each!(i => _mm256_cvtps_epi32(x[i]));
-            // Packing saturates and interleaves lanes of 16 bytes; the permutation undoes the latter.
+            // Packing saturates and interleaves lanes of 16 bytes; the permutation undoes the
+            // latter.
             let q = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             _mm256_permutevar8x32_epi32(q, order)

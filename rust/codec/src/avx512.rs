@@ -1,7 +1,8 @@
 //! 512-bit registers.
 //!
-//! Every method of a token may use the instructions that the token proves. Memory is touched only through slices,
-//! whose length is checked against the width of the access; the checks vanish where blocks have a fixed size.
+//! Every method of a token may use the instructions that the token proves. Memory is touched only
+//! through slices, whose length is checked against the width of the access; the checks vanish where
+//! blocks have a fixed size.
 
 use std::arch::x86_64::*;
 
@@ -19,10 +20,12 @@ impl Avx512 {
     /// The proof, if this CPU and its operating system allow it.
     #[must_use]
     pub fn new() -> Option<Self> {
-        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")).then_some(Self(()))
+        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"))
+            .then_some(Self(()))
     }
 
-    /// Runs a task with all instructions enabled. What it streamed is visible to other threads afterwards.
+    /// Runs a task with all instructions enabled. What it streamed is visible to other threads
+    /// afterwards.
     pub(crate) fn run<T: Task>(self, task: T) {
         #[target_feature(enable = "avx512f,avx512bw")]
         fn enabled<T: Task>(token: Avx512, task: T) {
@@ -63,8 +66,8 @@ impl Avx512 {
         }
     }
 
-    /// The low 16 bits of each 32, of two registers. Packing interleaves lanes of 16 bytes; the permutation undoes
-    /// that.
+    /// The low 16 bits of each 32, of two registers. Packing interleaves lanes of 16 bytes; the
+    /// permutation undoes that.
     #[inline(always)]
     fn pack16(self, low: __m512i, high: __m512i) -> __m512i {
         // SAFETY: `self` proves AVX-512.
@@ -134,8 +137,8 @@ impl Simd for Avx512 {
         assert_eq!(to.len(), WIDTH);
         let to: *mut __m512i = to.as_mut_ptr().cast();
         if write == Write::Streamed && to.is_aligned() {
-            // SAFETY: `self` proves AVX-512; the slice has the bytes of a register and is aligned; `run` ends
-            // with the fence that streaming needs.
+            // SAFETY: `self` proves AVX-512; the slice has the bytes of a register and is aligned;
+            // `run` ends with the fence that streaming needs.
             unsafe { _mm512_stream_si512(to, value) }
         } else {
             // SAFETY: `self` proves AVX-512; the slice has the bytes of a register.
@@ -223,7 +226,8 @@ impl Simd for Avx512 {
         // SAFETY: `self` proves AVX-512.
         unsafe {
             let [a, b, c, d] = each!(i => _mm512_cvt_roundps_epi32::<NEAREST>(x[i]));
-            // Packing saturates and interleaves lanes of 16 bytes; the permutation undoes the latter.
+            // Packing saturates and interleaves lanes of 16 bytes; the permutation undoes the
+            // latter.
             let q = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             _mm512_permutexvar_epi32(order, q)

@@ -120,7 +120,8 @@ fn load_scalar<E: Element>(mut share: Share<'_>) {
     copy_windows(share);
 }
 
-/// Copies what is left of a share when its heads are done. Windows are small; `memcpy` serves every backend.
+/// Copies what is left of a share when its heads are done. Windows are small; `memcpy` serves every
+/// backend.
 pub(crate) fn copy_windows(mut share: Share<'_>) {
     while let Some((source, target)) = share.next_window() {
         target.copy_from_slice(source);

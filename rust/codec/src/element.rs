@@ -1,4 +1,5 @@
-//! Numbers as bit patterns: reading, rounding, and the arithmetic of one channel. Knows no SIMD and no pools.
+//! Numbers as bit patterns: reading, rounding, and the arithmetic of one channel. Knows no SIMD and
+//! no pools.
 
 /// Smallest amax that a scale is made from, so that no scale is zero.
 pub(crate) const SMALLEST_AMAX: f32 = 1e-8;
@@ -91,7 +92,10 @@ impl Element for Fp16 {
         if value.is_nan() {
             return Self::NAN;
         }
-        let (sign, bits) = ((value.to_bits() >> 16) & 0x8000, value.to_bits() & 0x7fff_ffff);
+        let (sign, bits) = (
+            (value.to_bits() >> 16) & 0x8000,
+            value.to_bits() & 0x7fff_ffff,
+        );
         let rounded = if bits < 0x3880_0000 {
             // Below 2^-14 the result is a whole number of steps of 2^-24; scaling by 2^24 is exact.
             (f32::from_bits(bits) * 16_777_216.0).round_ties_even() as u32
@@ -122,12 +126,18 @@ impl Element for Fp32 {
     }
 
     fn round(value: f32) -> u32 {
-        if value.is_nan() { Self::NAN } else { value.to_bits() }
+        if value.is_nan() {
+            Self::NAN
+        } else {
+            value.to_bits()
+        }
     }
 }
 
 fn read_u16(bytes: &[u8]) -> u32 {
-    u32::from(u16::from_ne_bytes(bytes.try_into().expect("a 16-bit element has two bytes")))
+    u32::from(u16::from_ne_bytes(
+        bytes.try_into().expect("a 16-bit element has two bytes"),
+    ))
 }
 
 fn write_u16(bits: u32, bytes: &mut [u8]) {
@@ -142,7 +152,11 @@ pub(crate) fn scale<E: Element>(amax: u32) -> u32 {
     }
     let scale = E::Scale::round(E::to_f32(amax).max(SMALLEST_AMAX) / STEPS);
     let reloaded = E::round(STEPS * E::Scale::to_f32(scale));
-    if reloaded > E::LARGEST { scale - 1 } else { scale }
+    if reloaded > E::LARGEST {
+        scale - 1
+    } else {
+        scale
+    }
 }
 
 /// One quantized element. A NaN scale gives zero.
@@ -167,7 +181,14 @@ mod tests {
         fn check<E: Element>() {
             for bits in 0..=0xffff {
                 let back = E::round(E::to_f32(bits));
-                assert_eq!(back, if E::abs(bits) > E::LARGEST + 1 { E::NAN } else { bits });
+                assert_eq!(
+                    back,
+                    if E::abs(bits) > E::LARGEST + 1 {
+                        E::NAN
+                    } else {
+                        bits
+                    }
+                );
             }
         }
         check::<Bf16>();
@@ -212,7 +233,10 @@ mod tests {
             assert!(s > 0.0 && back.is_finite(), "amax {amax:#x}");
             // Half a step, then rounding of the scale (2^-9 of 127 steps) and of the result.
             let bound = f64::from(s) * (0.5 + 127.0 / 256.0) + f64::from(x) / 256.0;
-            assert!((f64::from(x) - f64::from(back)).abs() <= bound, "amax {amax:#x}");
+            assert!(
+                (f64::from(x) - f64::from(back)).abs() <= bound,
+                "amax {amax:#x}"
+            );
         }
         (0..=Bf16::LARGEST).for_each(check::<Bf16>);
         (0..=Fp16::LARGEST).for_each(check::<Fp16>);
@@ -229,14 +253,18 @@ mod tests {
             assert_eq!(q, again, "amax {amax:#x}, x {x:#x}");
         }
         fn check_channel<E: Element>(amax: u32) {
-            (0..=127).for_each(|i| check::<E>(amax, E::round(E::to_f32(amax) * (i as f32 / STEPS))));
+            (0..=127)
+                .for_each(|i| check::<E>(amax, E::round(E::to_f32(amax) * (i as f32 / STEPS))));
             (amax.saturating_sub(40)..=amax).for_each(|x| check::<E>(amax, x));
         }
         (0..=Bf16::LARGEST).for_each(check_channel::<Bf16>);
         (0..=Fp16::LARGEST).for_each(check_channel::<Fp16>);
-        (0..=Fp32::LARGEST).step_by(99_991).for_each(check_channel::<Fp32>);
+        (0..=Fp32::LARGEST)
+            .step_by(99_991)
+            .for_each(check_channel::<Fp32>);
         check_channel::<Fp32>(Fp32::LARGEST);
-        // Every element of every channel of fp16 subnormals, whose steps are as coarse as the scale's.
+        // Every element of every channel of fp16 subnormals, whose steps are as coarse as the
+        // scale's.
         (0..1024).for_each(|amax| (0..=amax).for_each(|x| check::<Fp16>(amax, x)));
     }
 }

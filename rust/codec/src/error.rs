@@ -92,19 +92,46 @@ impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Empty(Shape { heads, d_k, d_v }) => {
-                write!(f, "every dimension must be at least 1: {heads} heads, d_k {d_k}, d_v {d_v}")
+                write!(
+                    f,
+                    "every dimension must be at least 1: {heads} heads, d_k {d_k}, d_v {d_v}"
+                )
             }
-            Self::EmptyWindow => f.write_str("a window must have at least 1 byte per slot, this one has 0"),
-            Self::Layers { side, layers, wanted } => {
-                write!(f, "{side}: {layers} layers, the active pool has {wanted}; they must agree and be at least 1")
+            Self::EmptyWindow => {
+                f.write_str("a window must have at least 1 byte per slot, this one has 0")
             }
-            Self::Slots { side, slots, wanted } => {
-                write!(f, "{side}: {slots} slots, its pool has {wanted}; they must agree")
+            Self::Layers {
+                side,
+                layers,
+                wanted,
+            } => {
+                write!(
+                    f,
+                    "{side}: {layers} layers, the active pool has {wanted}; they must agree and be at least 1"
+                )
+            }
+            Self::Slots {
+                side,
+                slots,
+                wanted,
+            } => {
+                write!(
+                    f,
+                    "{side}: {slots} slots, its pool has {wanted}; they must agree"
+                )
             }
             Self::Overlap { side, stride, span } => {
-                write!(f, "{side}: a stride of {stride} bytes is less than the {span} bytes within it")
+                write!(
+                    f,
+                    "{side}: a stride of {stride} bytes is less than the {span} bytes within it"
+                )
             }
-            Self::Shared { first, first_layer, second, second_layer } => {
+            Self::Shared {
+                first,
+                first_layer,
+                second,
+                second_layer,
+            } => {
                 write!(
                     f,
                     "layer {first_layer} of the {first} overlaps layer {second_layer} of the {second}; \
@@ -112,7 +139,10 @@ impl fmt::Display for SpecError {
                 )
             }
             Self::TooLarge { side, stride, size } => {
-                write!(f, "{side}: {size} times a stride of {stride} bytes exceeds the address space")
+                write!(
+                    f,
+                    "{side}: {size} times a stride of {stride} bytes exceeds the address space"
+                )
             }
         }
     }
@@ -156,20 +186,40 @@ impl fmt::Display for PairError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooMany { pairs, usable } => {
-                write!(f, "{pairs} pairs, but the destination pool has {usable} usable slots")
+                write!(
+                    f,
+                    "{pairs} pairs, but the destination pool has {usable} usable slots"
+                )
             }
-            Self::SlotOutOfRange { side, pair, slot: 0, .. } => {
+            Self::SlotOutOfRange {
+                side,
+                pair,
+                slot: 0,
+                ..
+            } => {
                 write!(f, "pair {pair}: slot 0 of the {side} is the padding sink")
             }
-            Self::SlotOutOfRange { side, pair, slot, slots } => {
+            Self::SlotOutOfRange {
+                side,
+                pair,
+                slot,
+                slots,
+            } => {
                 write!(
                     f,
                     "pair {pair}: slot {slot} is not in the {side}, whose last slot is {}",
                     slots.saturating_sub(1)
                 )
             }
-            Self::DuplicateDestination { slot, first, second } => {
-                write!(f, "pairs {first} and {second} both write slot {slot}; destinations must be distinct")
+            Self::DuplicateDestination {
+                slot,
+                first,
+                second,
+            } => {
+                write!(
+                    f,
+                    "pairs {first} and {second} both write slot {slot}; destinations must be distinct"
+                )
             }
         }
     }

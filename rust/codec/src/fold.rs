@@ -19,8 +19,8 @@ pub(crate) fn fold_row<S: Simd, E: Lanes>(simd: S, row: &[u8]) -> u32 {
     E::reduce(simd, top)
 }
 
-/// Writes the largest absolute value of each column to `amax`. Goes down strips as wide as registers can hold, row by
-/// row: four rows at a time, with the maxima in memory, were slower.
+/// Writes the largest absolute value of each column to `amax`. Goes down strips as wide as
+/// registers can hold, row by row: four rows at a time, with the maxima in memory, were slower.
 #[inline(always)]
 pub(crate) fn fold_columns<S: Simd, E: Lanes>(simd: S, tile: Tile<'_>, amax: &mut [u8]) {
     let (width, mut at) = (tile.row(0).len(), 0);
@@ -35,7 +35,11 @@ pub(crate) fn fold_columns<S: Simd, E: Lanes>(simd: S, tile: Tile<'_>, amax: &mu
     if at < width {
         let mut top = simd.zero();
         for row in 0..tile.rows() {
-            top = E::max_abs(simd, top, simd.load(&padded(&tile.row(row)[at..])[..S::BLOCK]));
+            top = E::max_abs(
+                simd,
+                top,
+                simd.load(&padded(&tile.row(row)[at..])[..S::BLOCK]),
+            );
         }
         simd.store(top, &mut amax[at..][..S::BLOCK], Write::Cached);
     }
@@ -43,7 +47,12 @@ pub(crate) fn fold_columns<S: Simd, E: Lanes>(simd: S, tile: Tile<'_>, amax: &mu
 
 /// The same for `N` registers of columns from byte `at` on; returns their bytes.
 #[inline(always)]
-fn fold_strip<S: Simd, E: Lanes, const N: usize>(simd: S, tile: Tile<'_>, at: usize, amax: &mut [u8]) -> usize {
+fn fold_strip<S: Simd, E: Lanes, const N: usize>(
+    simd: S,
+    tile: Tile<'_>,
+    at: usize,
+    amax: &mut [u8],
+) -> usize {
     let mut top = [simd.zero(); N];
     for row in 0..tile.rows() {
         let strip = tile.row(row)[at..][..N * S::BLOCK].chunks_exact(S::BLOCK);

@@ -18,22 +18,25 @@
 //! | fp16 | fp32 | an fp16 scale would be zero for small channels |
 //! | fp32 | fp32 | |
 //!
-//! - Where 127 steps of the rounded scale would reload as Inf (only when amax is the largest finite value), the
-//!   scale is one step smaller.
+//! - Where 127 steps of the rounded scale would reload as Inf (only when amax is the largest finite
+//!   value), the scale is one step smaller.
 //! - A channel with Inf or NaN gets the canonical NaN as its scale and zero for every q.
-//! - [`Format::Native`] copies the state's own type bit for bit. [`Format::Bf16`] rounds once to nearest even.
-//! - Whatever the format, a store says of each pair whether its state reloads finite. One that does not, because
-//!   it holds Inf or NaN or because rounding it to bf16 overflows, must not become a checkpoint.
+//! - [`Format::Native`] copies the state's own type bit for bit. [`Format::Bf16`] rounds once to
+//!   nearest even.
+//! - Whatever the format, a store says of each pair whether its state reloads finite. One that does
+//!   not, because it holds Inf or NaN or because rounding it to bf16 overflows, must not become a
+//!   checkpoint.
 //! - A load is total: any bits are accepted. Every NaN it computes is the canonical one.
 //! - Windows are copied as bytes.
 //!
-//! The scalar code is the oracle; every SIMD backend equals it bit for bit on every input, with any number of
-//! threads.
+//! The scalar code is the oracle; every SIMD backend equals it bit for bit on every input, with any
+//! number of threads.
 //!
 //! # Use
 //!
-//! A [`Spec`] describes two pools by address. [`Plan::new`] checks it once; [`Plan::store`] and [`Plan::load`] then
-//! move any number of (source slot, destination slot) pairs, all layers and heads of each.
+//! A [`Spec`] describes two pools by address. [`Plan::new`] checks it once; [`Plan::store`] and
+//! [`Plan::load`] then move any number of (source slot, destination slot) pairs, all layers and
+//! heads of each.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

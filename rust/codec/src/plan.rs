@@ -1,4 +1,5 @@
-//! Moves slots between the pools of a checked spec: validates, splits among threads, collects the verdicts.
+//! Moves slots between the pools of a checked spec: validates, splits among threads, collects the
+//! verdicts.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,10 +33,14 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// When dimensions, layers, slots or strides of the spec contradict each other, or memory overlaps.
+    /// When dimensions, layers, slots or strides of the spec contradict each other, or memory
+    /// overlaps.
     pub fn new(spec: Spec) -> Result<Self, SpecError> {
         spec.check()?;
-        Ok(Self { spec, backend: Backend::fastest() })
+        Ok(Self {
+            spec,
+            backend: Backend::fastest(),
+        })
     }
 
     /// The same plan, served by `backend`.
@@ -44,8 +49,9 @@ impl Plan {
         Self { backend, ..self }
     }
 
-    /// Encodes active slots (sources) into checkpoint slots (destinations); says of each pair whether its state is
-    /// finite, and so may become a checkpoint. The result does not depend on `threads`.
+    /// Encodes active slots (sources) into checkpoint slots (destinations); says of each pair
+    /// whether its state is finite, and so may become a checkpoint. The result does not depend
+    /// on `threads`.
     ///
     /// # Errors
     ///
@@ -55,17 +61,33 @@ impl Plan {
     ///
     /// During the call:
     /// - every byte of the source slots is valid for reads, and nobody writes it;
-    /// - every byte of the destination slots is valid for writes, and nobody else reads or writes it.
-    pub unsafe fn store(&self, pairs: &[Pair], threads: NonZeroUsize) -> Result<Vec<bool>, PairError> {
+    /// - every byte of the destination slots is valid for writes, and nobody else reads or writes
+    ///   it.
+    pub unsafe fn store(
+        &self,
+        pairs: &[Pair],
+        threads: NonZeroUsize,
+    ) -> Result<Vec<bool>, PairError> {
         let finite: Vec<_> = pairs.iter().map(|_| AtomicBool::new(true)).collect();
         self.check_pairs(pairs, Direction::Store)?;
         // SAFETY: the caller owes the same; the spec was checked in `new` and the pairs just now.
-        let shares = unsafe { raw::split(&self.spec, pairs, Direction::Store, self.parts(pairs, threads)) };
-        run(shares, |share| self.backend.store(share, |pair| finite[pair].store(false, Ordering::Relaxed)));
+        let shares = unsafe {
+            raw::split(
+                &self.spec,
+                pairs,
+                Direction::Store,
+                self.parts(pairs, threads),
+            )
+        };
+        run(shares, |share| {
+            self.backend
+                .store(share, |pair| finite[pair].store(false, Ordering::Relaxed))
+        });
         Ok(finite.into_iter().map(AtomicBool::into_inner).collect())
     }
 
-    /// Decodes checkpoint slots (sources) into active slots (destinations). The result does not depend on `threads`.
+    /// Decodes checkpoint slots (sources) into active slots (destinations). The result does not
+    /// depend on `threads`.
     ///
     /// # Errors
     ///
@@ -77,7 +99,14 @@ impl Plan {
     pub unsafe fn load(&self, pairs: &[Pair], threads: NonZeroUsize) -> Result<(), PairError> {
         self.check_pairs(pairs, Direction::Load)?;
         // SAFETY: the caller owes the same; the spec was checked in `new` and the pairs just now.
-        let shares = unsafe { raw::split(&self.spec, pairs, Direction::Load, self.parts(pairs, threads)) };
+        let shares = unsafe {
+            raw::split(
+                &self.spec,
+                pairs,
+                Direction::Load,
+                self.parts(pairs, threads),
+            )
+        };
         run(shares, |share| self.backend.load(share));
         Ok(())
     }
@@ -91,9 +120,19 @@ impl Plan {
         };
         let usable = to.1.saturating_sub(1);
         if pairs.len() > usable {
-            return Err(PairError::TooMany { pairs: pairs.len(), usable });
+            return Err(PairError::TooMany {
+                pairs: pairs.len(),
+                usable,
+            });
         }
-        for (pair, &Pair { source, destination }) in pairs.iter().enumerate() {
+        for (
+            pair,
+            &Pair {
+                source,
+                destination,
+            },
+        ) in pairs.iter().enumerate()
+        {
             in_range(from, pair, source)?;
             in_range(to, pair, destination)?;
         }
@@ -114,14 +153,23 @@ fn in_range((side, slots): (Side, usize), pair: usize, slot: u32) -> Result<(), 
     if (1..slots).contains(&(slot as usize)) {
         return Ok(());
     }
-    Err(PairError::SlotOutOfRange { side, pair, slot, slots })
+    Err(PairError::SlotOutOfRange {
+        side,
+        pair,
+        slot,
+        slots,
+    })
 }
 
 fn distinct(pairs: &[Pair]) -> Result<(), PairError> {
     let mut order: Vec<_> = pairs.iter().map(|pair| pair.destination).zip(0..).collect();
     order.sort_unstable();
     match order.windows(2).find(|two| two[0].0 == two[1].0) {
-        Some(two) => Err(PairError::DuplicateDestination { slot: two[0].0, first: two[0].1, second: two[1].1 }),
+        Some(two) => Err(PairError::DuplicateDestination {
+            slot: two[0].0,
+            first: two[0].1,
+            second: two[1].1,
+        }),
         None => Ok(()),
     }
 }

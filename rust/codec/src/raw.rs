@@ -25,7 +25,8 @@ impl<'a> Tile<'a> {
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [u8] {
         assert!(row < self.rows);
-        // SAFETY: the row is one of the tile's, whose memory is valid for 'a and not written during it.
+        // SAFETY: the row is one of the tile's, whose memory is valid for 'a and not written during
+        // it.
         unsafe { std::slice::from_raw_parts(self.base.add(row * self.row_stride), self.row_bytes) }
     }
 }
@@ -50,10 +51,14 @@ impl TileMut<'_> {
     #[inline(always)]
     pub(crate) fn rows<const N: usize>(&mut self, first: usize) -> [&mut [u8]; N] {
         assert!(first + N <= self.rows);
-        // SAFETY: the rows are the tile's, whose memory is valid for 'a and has no other user during it; they do not
-        // overlap, since the spec was checked, and the borrow of `self` keeps them from being handed out twice.
+        // SAFETY: the rows are the tile's, whose memory is valid for 'a and has no other user
+        // during it; they do not overlap, since the spec was checked, and the borrow of
+        // `self` keeps them from being handed out twice.
         std::array::from_fn(|i| unsafe {
-            std::slice::from_raw_parts_mut(self.base.add((first + i) * self.row_stride), self.row_bytes)
+            std::slice::from_raw_parts_mut(
+                self.base.add((first + i) * self.row_stride),
+                self.row_bytes,
+            )
         })
     }
 }
@@ -90,8 +95,15 @@ impl<'a> End<'a> {
         Self {
             pool: spec.checkpoint.pool(),
             row_bytes: spec.shape.matrix(spec.layout).1 * spec.checkpoint_bytes(),
-            scale: spec.checkpoint.scale().map(|pool| (pool, spec.scale_bytes())),
-            windows: spec.windows.iter().map(|window| &window.checkpoint).collect(),
+            scale: spec
+                .checkpoint
+                .scale()
+                .map(|pool| (pool, spec.scale_bytes())),
+            windows: spec
+                .windows
+                .iter()
+                .map(|window| &window.checkpoint)
+                .collect(),
         }
     }
 }
@@ -162,7 +174,11 @@ impl<'a> Share<'a> {
     /// Layer, pair and head (or window) of a position: the innermost of `inner` moves fastest.
     fn place(&self, index: usize, inner: usize) -> (usize, usize, usize) {
         let outer = index / inner;
-        (outer / self.pairs.len(), outer % self.pairs.len(), index % inner)
+        (
+            outer / self.pairs.len(),
+            outer % self.pairs.len(),
+            index % inner,
+        )
     }
 
     fn source_tile(&self, index: usize) -> Tile<'a> {
@@ -180,7 +196,10 @@ impl<'a> Share<'a> {
     pub(crate) fn next_head(&mut self) -> Option<Item<'a>> {
         let index = self.heads.next()?;
         let (layer, pair, head) = self.place(index, self.spec.shape.heads);
-        let Pair { source, destination } = self.pairs[pair];
+        let Pair {
+            source,
+            destination,
+        } = self.pairs[pair];
         let target = TileMut {
             base: address(self.target.pool, layer, destination, head),
             rows: self.spec.shape.matrix(self.spec.layout).0,
@@ -193,11 +212,20 @@ impl<'a> Share<'a> {
             unsafe { std::slice::from_raw_parts(address(pool, layer, source, head), bytes) }
         });
         let target_scale = self.target.scale.map_or(&mut [][..], |(pool, bytes)| {
-            // SAFETY: the caller of `split` vouches for the scales of the destination slots, and that they are
-            // distinct; shares have distinct positions and each gives a position once.
-            unsafe { std::slice::from_raw_parts_mut(address(pool, layer, destination, head), bytes) }
+            // SAFETY: the caller of `split` vouches for the scales of the destination slots, and
+            // that they are distinct; shares have distinct positions and each gives a
+            // position once.
+            unsafe {
+                std::slice::from_raw_parts_mut(address(pool, layer, destination, head), bytes)
+            }
         });
-        Some(Item { pair, source: self.source_tile(index), source_scale, target, target_scale })
+        Some(Item {
+            pair,
+            source: self.source_tile(index),
+            source_scale,
+            target,
+            target_scale,
+        })
     }
 
     /// Takes the next window, source and destination; none is given twice.
@@ -205,12 +233,21 @@ impl<'a> Share<'a> {
         let index = self.windows.next()?;
         let (layer, pair, window) = self.place(index, self.spec.windows.len());
         let bytes = self.spec.windows[window].bytes;
-        let Pair { source, destination } = self.pairs[pair];
+        let Pair {
+            source,
+            destination,
+        } = self.pairs[pair];
         let from = address(self.source.windows[window], layer, source, 0);
         let to = address(self.target.windows[window], layer, destination, 0);
-        // SAFETY: the caller of `split` vouches for the windows of both slots, and that the destinations are
-        // distinct; shares have distinct positions and each gives a position once.
-        Some(unsafe { (std::slice::from_raw_parts(from, bytes), std::slice::from_raw_parts_mut(to, bytes)) })
+        // SAFETY: the caller of `split` vouches for the windows of both slots, and that the
+        // destinations are distinct; shares have distinct positions and each gives a
+        // position once.
+        Some(unsafe {
+            (
+                std::slice::from_raw_parts(from, bytes),
+                std::slice::from_raw_parts_mut(to, bytes),
+            )
+        })
     }
 }
 

@@ -32,29 +32,53 @@ impl Extent {
             (pool.head_stride, self.heads),
             (pool.slot_stride, pool.slots),
         ])?;
-        let slot = self.span(&mut [(pool.row_stride, self.rows), (pool.head_stride, self.heads)])?;
+        let slot =
+            self.span(&mut [(pool.row_stride, self.rows), (pool.head_stride, self.heads)])?;
         // Where slots are not the outermost dimension, the layer counts as one piece.
-        let (span, stride, slots) =
-            if slot <= pool.slot_stride { (slot, pool.slot_stride, pool.slots) } else { (whole, 0, 1) };
+        let (span, stride, slots) = if slot <= pool.slot_stride {
+            (slot, pool.slot_stride, pool.slots)
+        } else {
+            (whole, 0, 1)
+        };
         let region = |(layer, &base): (usize, &usize)| match base.checked_add(whole) {
-            Some(_) => Ok(Region { side: self.side, layer, base, span, stride, slots }),
-            None => Err(SpecError::TooLarge { side: self.side, stride: pool.slot_stride, size: pool.slots }),
+            Some(_) => Ok(Region {
+                side: self.side,
+                layer,
+                base,
+                span,
+                stride,
+                slots,
+            }),
+            None => Err(SpecError::TooLarge {
+                side: self.side,
+                stride: pool.slot_stride,
+                size: pool.slots,
+            }),
         };
         pool.layers.iter().enumerate().map(region).collect()
     }
 
-    /// Bytes from the first to the last of some dimensions. Each stride must span all that lies within it.
+    /// Bytes from the first to the last of some dimensions. Each stride must span all that lies
+    /// within it.
     fn span(&self, dimensions: &mut [(usize, usize)]) -> Result<usize, SpecError> {
         dimensions.sort_unstable();
         let mut span = self.bytes;
         for &(stride, size) in dimensions.iter().filter(|&&(_, size)| size > 1) {
             if stride < span {
-                return Err(SpecError::Overlap { side: self.side, stride, span });
+                return Err(SpecError::Overlap {
+                    side: self.side,
+                    stride,
+                    span,
+                });
             }
             span = (size - 1)
                 .checked_mul(stride)
                 .and_then(|rest| rest.checked_add(span))
-                .ok_or(SpecError::TooLarge { side: self.side, stride, size })?;
+                .ok_or(SpecError::TooLarge {
+                    side: self.side,
+                    stride,
+                    size,
+                })?;
         }
         Ok(span)
     }
@@ -70,7 +94,8 @@ impl Region {
         other.base >= self.end() || self.interleaves(other)
     }
 
-    /// Engines put several states into one page per slot: the same stride, at different places within it.
+    /// Engines put several states into one page per slot: the same stride, at different places
+    /// within it.
     fn interleaves(&self, other: &Self) -> bool {
         let Some(place) = (other.base - self.base).checked_rem(self.stride) else {
             return false;
@@ -84,7 +109,10 @@ pub(crate) fn check_apart(regions: &[Region]) -> Result<(), SpecError> {
     let mut regions = regions.to_vec();
     regions.sort_by_key(|region| region.base);
     for (i, first) in regions.iter().enumerate() {
-        if let Some(second) = regions[i + 1..].iter().find(|second| !first.is_apart(second)) {
+        if let Some(second) = regions[i + 1..]
+            .iter()
+            .find(|second| !first.is_apart(second))
+        {
             return Err(SpecError::Shared {
                 first: first.side,
                 first_layer: first.layer,

@@ -59,7 +59,11 @@ fn convert<From: Element, To: Element>(mut item: Item<'_>) {
 
 fn store_int8<E: Element>(layout: Layout, mut item: Item<'_>) -> bool {
     let mut finite = true;
-    for (channel, encoded) in item.target_scale.chunks_exact_mut(E::Scale::BYTES).enumerate() {
+    for (channel, encoded) in item
+        .target_scale
+        .chunks_exact_mut(E::Scale::BYTES)
+        .enumerate()
+    {
         let places = || channel_places(layout, item.source, channel, E::BYTES);
         let at = |(row, column)| read_at::<E>(item.source, row, column);
         let amax = places().map(|place| E::abs(at(place))).max().unwrap_or(0);

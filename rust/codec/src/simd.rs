@@ -1,8 +1,8 @@
 //! The contract in whole registers, for any instruction set that implements [`Simd`].
 //!
-//! Works on blocks: one register of bytes holds the q of one block, two registers its 16-bit elements, four its
-//! fp32 elements. The rest of a row is padded to a block. A head with a huge, Inf or NaN element goes to the oracle, so
-//! that no edge rule is written twice.
+//! Works on blocks: one register of bytes holds the q of one block, two registers its 16-bit
+//! elements, four its fp32 elements. The rest of a row is padded to a block. A head with a huge,
+//! Inf or NaN element goes to the oracle, so that no edge rule is written twice.
 
 use std::marker::PhantomData;
 
@@ -13,10 +13,12 @@ use crate::raw::{Item, Share, Tile};
 use crate::scalar;
 use crate::spec::{Format, Layout, Spec};
 use crate::steps::{
-    ByColumn, ByRow, CopyBits, Dequantize, FromBf16, IntoBf16, Quantize, Quotient, Refined, Step, TwoTerms, map_group,
+    ByColumn, ByRow, CopyBits, Dequantize, FromBf16, IntoBf16, Quantize, Quotient, Refined, Step,
+    TwoTerms, map_group,
 };
 
-/// Transfers that write this many bytes or more bypass the cache: they would evict everything else from it.
+/// Transfers that write this many bytes or more bypass the cache: they would evict everything else
+/// from it.
 const STREAM_BYTES: usize = 4 << 20;
 
 /// Whether written memory should stay in the cache.
@@ -62,8 +64,9 @@ pub(crate) trait Simd: Copy {
     fn load_bf16(self, from: &[u8]) -> [Self::F32; 4];
     fn load_fp16(self, from: &[u8]) -> [Self::F32; 4];
     fn load_fp32(self, from: &[u8]) -> [Self::F32; 4];
-    /// Rounds to nearest even. Every value is below 127.5 in magnitude, so none needs to be clamped to +-127: a scale
-    /// is off by at most 2^-8 of itself, and the largest quotient 127 * (1 + 2^-8) = 127.496.
+    /// Rounds to nearest even. Every value is below 127.5 in magnitude, so none needs to be clamped
+    /// to +-127: a scale is off by at most 2^-8 of itself, and the largest quotient 127 * (1 +
+    /// 2^-8) = 127.496.
     fn to_i8(self, x: [Self::F32; 4]) -> Self::Bits;
     /// Rounds to nearest even; NaN becomes the canonical one, here and below.
     fn to_bf16(self, x: [Self::F32; 4]) -> [Self::Bits; 2];
@@ -147,8 +150,8 @@ macro_rules! lanes {
     };
 }
 
-// For the oracle is the largest finite value, whose scale is a step smaller; of bf16 all from 2^80 on, for with larger
-// scales a low term might be subnormal.
+// For the oracle is the largest finite value, whose scale is a step smaller; of bf16 all from 2^80
+// on, for with larger scales a low term might be subnormal.
 lanes!(
     Bf16, scale Bf16, quotient TwoTerms, for oracle 0x6780, in bf16 0x7f7f,
     load_bf16, to_bf16, max_abs16, reduce16
@@ -176,7 +179,11 @@ pub(crate) struct Store<'a, E, R> {
 
 impl<'a, E: Lanes, R: Fn(usize)> Store<'a, E, R> {
     pub(crate) fn new(share: Share<'a>, refuse: R) -> Self {
-        Self { share, refuse, element: PhantomData }
+        Self {
+            share,
+            refuse,
+            element: PhantomData,
+        }
     }
 }
 
@@ -202,7 +209,10 @@ pub(crate) struct Load<'a, E> {
 
 impl<'a, E: Lanes> Load<'a, E> {
     pub(crate) fn new(share: Share<'a>) -> Self {
-        Self { share, element: PhantomData }
+        Self {
+            share,
+            element: PhantomData,
+        }
     }
 }
 
@@ -217,7 +227,8 @@ impl<E: Lanes> Task for Load<'_, E> {
     }
 }
 
-/// Encodes and decodes heads of one spec. The buffers have one entry per channel, padded to a block.
+/// Encodes and decodes heads of one spec. The buffers have one entry per channel, padded to a
+/// block.
 struct Head<'a, S, E> {
     simd: S,
     spec: &'a Spec,
@@ -238,7 +249,11 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
     fn new(simd: S, share: &Share<'a>) -> Self {
         let spec = share.spec();
         let channels = spec.shape.d_k.next_multiple_of(S::BLOCK);
-        let write = if share.transfer_bytes() < STREAM_BYTES { Write::Cached } else { Write::Streamed };
+        let write = if share.transfer_bytes() < STREAM_BYTES {
+            Write::Cached
+        } else {
+            Write::Streamed
+        };
         Self {
             simd,
             spec,
@@ -302,11 +317,18 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
             return scalar::store::<E>(self.spec, item);
         }
         self.find_scales();
-        item.target_scale.copy_from_slice(&self.encoded[..item.target_scale.len()]);
+        item.target_scale
+            .copy_from_slice(&self.encoded[..item.target_scale.len()]);
         let factors = self.factors.each_ref().map(Vec::as_slice);
         match self.spec.layout {
-            Layout::KLast => self.map_rows(&mut Quantize::<_, E>::new(factors.map(ByColumn)), item, ahead),
-            Layout::VLast => self.map_rows(&mut Quantize::<_, E>::new(factors.map(ByRow)), item, ahead),
+            Layout::KLast => self.map_rows(
+                &mut Quantize::<_, E>::new(factors.map(ByColumn)),
+                item,
+                ahead,
+            ),
+            Layout::VLast => {
+                self.map_rows(&mut Quantize::<_, E>::new(factors.map(ByRow)), item, ahead)
+            }
         }
         true
     }
@@ -316,8 +338,14 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         self.encoded[..item.source_scale.len()].copy_from_slice(item.source_scale);
         self.decode_scales();
         match self.spec.layout {
-            Layout::KLast => self.map_rows(&mut Dequantize::<_, E>::new(ByColumn(&self.scale)), item, None),
-            Layout::VLast => self.map_rows(&mut Dequantize::<_, E>::new(ByRow(&self.scale)), item, None),
+            Layout::KLast => self.map_rows(
+                &mut Dequantize::<_, E>::new(ByColumn(&self.scale)),
+                item,
+                None,
+            ),
+            Layout::VLast => {
+                self.map_rows(&mut Dequantize::<_, E>::new(ByRow(&self.scale)), item, None)
+            }
         }
     }
 
@@ -328,13 +356,27 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         let whole = rows - rows % 4;
         for row in (0..whole).step_by(4) {
             let sources = each!(i => item.source.row(row + i));
-            map_group(self.simd, step, row, sources, item.target.rows(row), self.write);
+            map_group(
+                self.simd,
+                step,
+                row,
+                sources,
+                item.target.rows(row),
+                self.write,
+            );
             if let Some(tile) = ahead {
                 each!(i => self.simd.prefetch(tile.row(row + i)));
             }
         }
         for row in whole..rows {
-            map_group(self.simd, step, row, [item.source.row(row)], item.target.rows(row), self.write);
+            map_group(
+                self.simd,
+                step,
+                row,
+                [item.source.row(row)],
+                item.target.rows(row),
+                self.write,
+            );
             if let Some(tile) = ahead {
                 self.simd.prefetch(tile.row(row));
             }
@@ -367,7 +409,9 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         self.decode_scales();
         let block = S::BLOCK * Fp32::BYTES;
         let [first, second] = &mut self.factors;
-        let factors = first.chunks_exact_mut(block).zip(second.chunks_exact_mut(block));
+        let factors = first
+            .chunks_exact_mut(block)
+            .zip(second.chunks_exact_mut(block));
         for (scale, (first, second)) in self.scale.chunks_exact(block).zip(factors) {
             let values = E::Quotient::factors(simd, simd.load_fp32(scale));
             Fp32::store(simd, values[0], first, Write::Cached);
@@ -381,7 +425,12 @@ impl<'a, S: Simd, E: Lanes> Head<'a, S, E> {
         let encoded = self.encoded.chunks_exact(S::BLOCK * E::Scale::BYTES);
         let scale = self.scale.chunks_exact_mut(S::BLOCK * Fp32::BYTES);
         for (encoded, scale) in encoded.zip(scale) {
-            Fp32::store(self.simd, E::Scale::load(self.simd, encoded), scale, Write::Cached);
+            Fp32::store(
+                self.simd,
+                E::Scale::load(self.simd, encoded),
+                scale,
+                Write::Cached,
+            );
         }
     }
 }

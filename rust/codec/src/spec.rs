@@ -24,7 +24,8 @@ impl StateType {
         }
     }
 
-    /// Type of the int8 format's scales. fp16 states take fp32 scales, since an fp16 one underflows to zero.
+    /// Type of the int8 format's scales. fp16 states take fp32 scales, since an fp16 one underflows
+    /// to zero.
     #[must_use]
     pub const fn scale(self) -> Self {
         match self {
@@ -78,8 +79,9 @@ impl Shape {
 
 /// Memory with one entry per layer and slot: a base address per layer and strides in bytes.
 ///
-/// Covers one strided tensor as well as one tensor per layer. Slot 0 is the padding sink and never moves. What has
-/// no heads or no rows (scales, windows) leaves that stride 0. No address needs alignment.
+/// Covers one strided tensor as well as one tensor per layer. Slot 0 is the padding sink and never
+/// moves. What has no heads or no rows (scales, windows) leaves that stride 0. No address needs
+/// alignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// Address of slot 0 of each layer. The provenance of the memory must be exposed.
@@ -206,17 +208,46 @@ impl Spec {
     fn parts(&self) -> Vec<(&Pool, Extent)> {
         let heads = self.shape.heads;
         let (rows, columns) = self.shape.matrix(self.layout);
-        let state = |side, bytes| Extent { side, heads, rows, bytes: columns * bytes };
+        let state = |side, bytes| Extent {
+            side,
+            heads,
+            rows,
+            bytes: columns * bytes,
+        };
         let mut parts = vec![
             (&self.active, state(Side::Active, self.state.bytes())),
-            (self.checkpoint.pool(), state(Side::Checkpoint, self.checkpoint_bytes())),
+            (
+                self.checkpoint.pool(),
+                state(Side::Checkpoint, self.checkpoint_bytes()),
+            ),
         ];
         if let Some(scale) = self.checkpoint.scale() {
-            parts.push((scale, Extent { side: Side::Scale, heads, rows: 1, bytes: self.scale_bytes() }));
+            parts.push((
+                scale,
+                Extent {
+                    side: Side::Scale,
+                    heads,
+                    rows: 1,
+                    bytes: self.scale_bytes(),
+                },
+            ));
         }
-        for Window { active, checkpoint, bytes } in &self.windows {
-            let window = |side| Extent { side, heads: 1, rows: 1, bytes: *bytes };
-            parts.extend([(active, window(Side::ActiveWindow)), (checkpoint, window(Side::CheckpointWindow))]);
+        for Window {
+            active,
+            checkpoint,
+            bytes,
+        } in &self.windows
+        {
+            let window = |side| Extent {
+                side,
+                heads: 1,
+                rows: 1,
+                bytes: *bytes,
+            };
+            parts.extend([
+                (active, window(Side::ActiveWindow)),
+                (checkpoint, window(Side::CheckpointWindow)),
+            ]);
         }
         parts
     }
@@ -224,14 +255,22 @@ impl Spec {
     fn check_counts(&self, pool: &Pool, side: Side) -> Result<(), SpecError> {
         let (layers, wanted) = (pool.layers.len(), self.active.layers.len());
         if layers == 0 || layers != wanted {
-            return Err(SpecError::Layers { side, layers, wanted });
+            return Err(SpecError::Layers {
+                side,
+                layers,
+                wanted,
+            });
         }
         let wanted = match side {
             Side::Active | Side::ActiveWindow => self.active.slots,
             Side::Checkpoint | Side::Scale | Side::CheckpointWindow => self.checkpoint.pool().slots,
         };
         if pool.slots != wanted {
-            return Err(SpecError::Slots { side, slots: pool.slots, wanted });
+            return Err(SpecError::Slots {
+                side,
+                slots: pool.slots,
+                wanted,
+            });
         }
         Ok(())
     }

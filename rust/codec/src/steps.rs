@@ -21,7 +21,14 @@ pub(crate) trait Step<S: Simd> {
 
     /// What blocks at a place need.
     fn needs(&self, simd: S, place: Place) -> Self::Needs;
-    fn block(&mut self, simd: S, needs: Self::Needs, source: &[u8], target: &mut [u8], write: Write);
+    fn block(
+        &mut self,
+        simd: S,
+        needs: Self::Needs,
+        source: &[u8],
+        target: &mut [u8],
+        write: Write,
+    );
 }
 
 /// A row, and a block of it.
@@ -40,7 +47,10 @@ pub(crate) struct CopyBits<S: Simd, E> {
 impl<S: Simd, E: Lanes> CopyBits<S, E> {
     #[inline(always)]
     pub(crate) fn new(simd: S) -> Self {
-        Self { top: simd.zero(), element: PhantomData }
+        Self {
+            top: simd.zero(),
+            element: PhantomData,
+        }
     }
 
     /// Bits of the largest absolute value so far.
@@ -61,7 +71,10 @@ impl<S: Simd, E: Lanes> Step<S> for CopyBits<S, E> {
 
     #[inline(always)]
     fn block(&mut self, simd: S, (): (), source: &[u8], target: &mut [u8], write: Write) {
-        for (x, y) in source.chunks_exact(S::BLOCK).zip(target.chunks_exact_mut(S::BLOCK)) {
+        for (x, y) in source
+            .chunks_exact(S::BLOCK)
+            .zip(target.chunks_exact_mut(S::BLOCK))
+        {
             let bits = simd.load(x);
             self.top = E::max_abs(simd, self.top, bits);
             simd.store(bits, y, write);
@@ -78,7 +91,10 @@ pub(crate) struct IntoBf16<S: Simd, E> {
 impl<S: Simd, E: Lanes> IntoBf16<S, E> {
     #[inline(always)]
     pub(crate) fn new(simd: S) -> Self {
-        Self { top: simd.zero(), element: PhantomData }
+        Self {
+            top: simd.zero(),
+            element: PhantomData,
+        }
     }
 
     /// Bits of the largest absolute value so far.
@@ -165,7 +181,10 @@ pub(crate) struct Quantize<C, E> {
 
 impl<C, E> Quantize<C, E> {
     pub(crate) fn new(factors: [C; 2]) -> Self {
-        Self { factors, element: PhantomData }
+        Self {
+            factors,
+            element: PhantomData,
+        }
     }
 }
 
@@ -184,13 +203,21 @@ impl<S: Simd, C: Scales<S>, E: Lanes> Step<S> for Quantize<C, E> {
     }
 
     #[inline(always)]
-    fn block(&mut self, simd: S, factors: Self::Needs, source: &[u8], target: &mut [u8], write: Write) {
+    fn block(
+        &mut self,
+        simd: S,
+        factors: Self::Needs,
+        source: &[u8],
+        target: &mut [u8],
+        write: Write,
+    ) {
         let steps = E::Quotient::of(simd, E::load(simd, source), factors);
         simd.store(simd.to_i8(steps), target, write);
     }
 }
 
-/// `x / scale`, which rounds to the integer that the true quotient rounds to, without a division for each element.
+/// `x / scale`, which rounds to the integer that the true quotient rounds to, without a division
+/// for each element.
 pub(crate) trait Quotient {
     /// Two values of a scale, with which [`of`](Self::of) divides by it.
     fn factors<S: Simd>(simd: S, scale: [S::F32; 4]) -> [[S::F32; 4]; 2];
@@ -200,9 +227,9 @@ pub(crate) trait Quotient {
 
 /// For any element: a multiplication by the reciprocal, and one step of refinement.
 ///
-/// The remainder is exact, so the refined quotient is off by less than 2^-23 of its last place before it is rounded.
-/// Only near a tie between two integers could that show, and there the tests go over every quotient that is so close
-/// to where rounding changes.
+/// The remainder is exact, so the refined quotient is off by less than 2^-23 of its last place
+/// before it is rounded. Only near a tie between two integers could that show, and there the tests
+/// go over every quotient that is so close to where rounding changes.
 pub(crate) struct Refined;
 
 impl Quotient for Refined {
@@ -218,12 +245,14 @@ impl Quotient for Refined {
     }
 }
 
-/// For elements of 16 bits: a multiplication by the reciprocal as a sum of two terms, an instruction less.
+/// For elements of 16 bits: a multiplication by the reciprocal as a sum of two terms, an
+/// instruction less.
 ///
-/// It is off by up to 2^-22 of its last place before it is rounded. That is too much next to some ties, but no element
-/// with so few bits gets near those: the tests go over every element and every largest one of its channel, but for
-/// binades in which nothing differs. Scales are small enough for both terms to be normal numbers, so that it does not
-/// matter whether the process flushes others to zero.
+/// It is off by up to 2^-22 of its last place before it is rounded. That is too much next to some
+/// ties, but no element with so few bits gets near those: the tests go over every element and every
+/// largest one of its channel, but for binades in which nothing differs. Scales are small enough
+/// for both terms to be normal numbers, so that it does not matter whether the process flushes
+/// others to zero.
 pub(crate) struct TwoTerms;
 
 impl Quotient for TwoTerms {
@@ -248,7 +277,10 @@ pub(crate) struct Dequantize<C, E> {
 
 impl<C, E> Dequantize<C, E> {
     pub(crate) fn new(scales: C) -> Self {
-        Self { scales, element: PhantomData }
+        Self {
+            scales,
+            element: PhantomData,
+        }
     }
 }
 
@@ -265,14 +297,21 @@ impl<S: Simd, C: Scales<S>, E: Lanes> Step<S> for Dequantize<C, E> {
     }
 
     #[inline(always)]
-    fn block(&mut self, simd: S, scale: [S::F32; 4], source: &[u8], target: &mut [u8], write: Write) {
+    fn block(
+        &mut self,
+        simd: S,
+        scale: [S::F32; 4],
+        source: &[u8],
+        target: &mut [u8],
+        write: Write,
+    ) {
         let value = simd.mul(simd.load_i8(source), scale);
         E::store(simd, value, target, write);
     }
 }
 
-/// Does a step for every block of some rows below each other; the last is padded with zeros if it is not whole. What
-/// rows share is fetched once.
+/// Does a step for every block of some rows below each other; the last is padded with zeros if it
+/// is not whole. What rows share is fetched once.
 #[inline(always)]
 pub(crate) fn map_group<S: Simd, T: Step<S>, const N: usize>(
     simd: S,
@@ -287,17 +326,48 @@ pub(crate) fn map_group<S: Simd, T: Step<S>, const N: usize>(
     for block in 0..whole {
         let shared = step.needs(simd, Place { row, block });
         for i in 0..N {
-            let needs = if T::BY_ROW { step.needs(simd, Place { row: row + i, block }) } else { shared };
+            let needs = if T::BY_ROW {
+                step.needs(
+                    simd,
+                    Place {
+                        row: row + i,
+                        block,
+                    },
+                )
+            } else {
+                shared
+            };
             let source = &sources[i][block * source_block..][..source_block];
-            step.block(simd, needs, source, &mut targets[i][block * target_block..][..target_block], write);
+            step.block(
+                simd,
+                needs,
+                source,
+                &mut targets[i][block * target_block..][..target_block],
+                write,
+            );
         }
     }
     for i in 0..N {
-        let (x, y) = (&sources[i][whole * source_block..], &mut targets[i][whole * target_block..]);
+        let (x, y) = (
+            &sources[i][whole * source_block..],
+            &mut targets[i][whole * target_block..],
+        );
         if !x.is_empty() {
-            let needs = step.needs(simd, Place { row: row + i, block: whole });
+            let needs = step.needs(
+                simd,
+                Place {
+                    row: row + i,
+                    block: whole,
+                },
+            );
             let (padded, mut result) = (padded(x), [0; MAX_BLOCK_BYTES]);
-            step.block(simd, needs, &padded[..source_block], &mut result[..target_block], Write::Cached);
+            step.block(
+                simd,
+                needs,
+                &padded[..source_block],
+                &mut result[..target_block],
+                Write::Cached,
+            );
             y.copy_from_slice(&result[..y.len()]);
         }
     }
@@ -318,16 +388,19 @@ mod tests {
     use crate::simd::Task;
     use crate::{Avx2, Avx512};
 
-    /// Quotients x / s that are no further from the middle between a tie `k + 0.5` and a neighbour of it than the
-    /// refined quotient may be off: x * 2^c = a * s + n, where a / 2^b is the middle and n is small. Both x and s have
-    /// 24 bits, so that there is at most one s for each n.
+    /// Quotients x / s that are no further from the middle between a tie `k + 0.5` and a neighbour
+    /// of it than the refined quotient may be off: x * 2^c = a * s + n, where a / 2^b is the
+    /// middle and n is small. Both x and s have 24 bits, so that there is at most one s for
+    /// each n.
     fn close_to_a_tie() -> Vec<(f32, f32)> {
         let mut found = Vec::new();
         for tie in (0..127).map(|k| k as f32 + 0.5) {
             for neighbour in [tie.next_down(), tie.next_up()] {
-                let (odd, b) = odd_and_exponent(f64::midpoint(f64::from(tie), f64::from(neighbour)));
+                let (odd, b) =
+                    odd_and_exponent(f64::midpoint(f64::from(tie), f64::from(neighbour)));
                 for (n, c) in (-4..=4).flat_map(|n| (20..=30).map(move |c| (n, c))) {
-                    let s = inverse_of_odd(odd).wrapping_mul(0u64.wrapping_add_signed(-n)) & ((1 << c) - 1);
+                    let s = inverse_of_odd(odd).wrapping_mul(0u64.wrapping_add_signed(-n))
+                        & ((1 << c) - 1);
                     let x = (odd * s).wrapping_add_signed(n) >> c;
                     if [s, x].iter().all(|bits| (1 << 23..1 << 24).contains(bits)) {
                         let x = x as f32 * f32::from_bits((127 + c - b) << 23);
@@ -341,15 +414,20 @@ mod tests {
 
     /// `value` as odd / 2^exponent.
     fn odd_and_exponent(value: f64) -> (u64, u32) {
-        (0..).map(|b| (value * f64::from(b).exp2(), b)).find(|(scaled, _)| scaled.fract() == 0.0).map_or_else(
-            || unreachable!("every double is a whole number over a power of two"),
-            |(scaled, b)| (scaled as u64, b),
-        )
+        (0..)
+            .map(|b| (value * f64::from(b).exp2(), b))
+            .find(|(scaled, _)| scaled.fract() == 0.0)
+            .map_or_else(
+                || unreachable!("every double is a whole number over a power of two"),
+                |(scaled, b)| (scaled as u64, b),
+            )
     }
 
     /// By Newton's method, each step of which doubles the bits that are right.
     fn inverse_of_odd(odd: u64) -> u64 {
-        (0..5).fold(odd, |inverse, _| inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse))))
+        (0..5).fold(odd, |inverse, _| {
+            inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse)))
+        })
     }
 
     /// Compares quotients with true division.
@@ -360,11 +438,21 @@ mod tests {
             for pairs in self.0.chunks(S::BLOCK) {
                 let block = |pick: fn(&(f32, f32)) -> f32| -> Vec<u8> {
                     let padding = std::iter::repeat_n(1.0, S::BLOCK - pairs.len());
-                    pairs.iter().map(pick).chain(padding).flat_map(f32::to_ne_bytes).collect()
+                    pairs
+                        .iter()
+                        .map(pick)
+                        .chain(padding)
+                        .flat_map(f32::to_ne_bytes)
+                        .collect()
                 };
-                let [x, scale] = [block(|pair| pair.0), block(|pair| pair.1)].map(|bytes| simd.load_fp32(&bytes));
+                let [x, scale] = [block(|pair| pair.0), block(|pair| pair.1)]
+                    .map(|bytes| simd.load_fp32(&bytes));
                 let mut codes = vec![0; S::BLOCK];
-                simd.store(simd.to_i8(Q::of(simd, x, Q::factors(simd, scale))), &mut codes, Write::Cached);
+                simd.store(
+                    simd.to_i8(Q::of(simd, x, Q::factors(simd, scale))),
+                    &mut codes,
+                    Write::Cached,
+                );
                 for (&(x, scale), &code) in pairs.iter().zip(&codes) {
                     assert_eq!(code.cast_signed(), quantize(x, scale), "{x:e} / {scale:e}");
                 }
@@ -387,14 +475,21 @@ mod tests {
         assert!(critical.len() > 100, "{} quotients", critical.len());
         let shifted = |exponent: i32| {
             let factor = f32::exp2(exponent as f32);
-            critical.iter().map(move |&(x, scale)| (x * factor, scale * factor))
+            critical
+                .iter()
+                .map(move |&(x, scale)| (x * factor, scale * factor))
         };
         // From the smallest scale to the largest, both signs.
-        let pairs: Vec<_> = [0, -57, 90].into_iter().flat_map(shifted).flat_map(|(x, s)| [(x, s), (-x, s)]).collect();
+        let pairs: Vec<_> = [0, -57, 90]
+            .into_iter()
+            .flat_map(shifted)
+            .flat_map(|(x, s)| [(x, s), (-x, s)])
+            .collect();
         compare::<Refined>(&pairs);
     }
 
-    /// All elements of a channel whose largest has the bits `amax`, down to those that are far below half a step.
+    /// All elements of a channel whose largest has the bits `amax`, down to those that are far
+    /// below half a step.
     fn compare_channel<E: Lanes>(amax: u32, binade: u32) {
         let scale = E::Scale::to_f32(scale::<E>(amax));
         let elements = (amax.saturating_sub(10 * binade)..=amax).map(E::to_f32);
@@ -402,13 +497,20 @@ mod tests {
         compare::<E::Quotient>(&pairs);
     }
 
-    /// Quotients repeat from binade to binade, but for those where scales stay the same: 1e-8 is 0x322c in bf16.
+    /// Quotients repeat from binade to binade, but for those where scales stay the same: 1e-8 is
+    /// 0x322c in bf16.
     #[test]
     fn a_quotient_by_two_terms_rounds_as_the_true_one_does_for_every_element_of_16_bits() {
-        for amax in (0..0x0800).chain(0x3c00..0x4000).chain(0x7800..Fp16::FOR_ORACLE) {
+        for amax in (0..0x0800)
+            .chain(0x3c00..0x4000)
+            .chain(0x7800..Fp16::FOR_ORACLE)
+        {
             compare_channel::<Fp16>(amax, 1 << 10);
         }
-        for amax in (0x3200..0x3300).chain(0x3f80..0x4000).chain(0x6700..Bf16::FOR_ORACLE) {
+        for amax in (0x3200..0x3300)
+            .chain(0x3f80..0x4000)
+            .chain(0x6700..Bf16::FOR_ORACLE)
+        {
             compare_channel::<Bf16>(amax, 1 << 7);
         }
     }
@@ -418,7 +520,12 @@ mod tests {
         for scale in (0..Bf16::FOR_ORACLE).map(|amax| Bf16::to_f32(scale::<Bf16>(amax))) {
             let high = 1.0 / scale;
             let low = (-high).mul_add(scale, 1.0) * high;
-            assert!([high, low].iter().all(|factor| factor.is_normal() || *factor == 0.0), "{scale:e}");
+            assert!(
+                [high, low]
+                    .iter()
+                    .all(|factor| factor.is_normal() || *factor == 0.0),
+                "{scale:e}"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! The calls whose cost across the Python boundary `benchmarks/speed/boundary.py` measures, without that boundary.
+//! The calls whose cost across the Python boundary `benchmarks/speed/boundary.py` measures, without
+//! that boundary.
 //!
 //! ```text
 //! cargo bench -p radixstate --bench calls
@@ -8,7 +9,10 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use radixstate::{Begin, Cache, Commit, Config, Namespace, PoolConfig, PoolKind, Reservation, StartOptions, Started};
+use radixstate::{
+    Begin, Cache, Commit, Config, Namespace, PoolConfig, PoolKind, Reservation, StartOptions,
+    Started,
+};
 
 const LONG: u32 = 1000;
 const LEAF: u32 = 16;
@@ -30,7 +34,10 @@ impl Bench {
             checkpoints: PoolConfig::internal(64),
         };
         let cache = Cache::new(config).expect("the sizes are sound");
-        let mut bench = Self { cache, namespace: Namespace::default() };
+        let mut bench = Self {
+            cache,
+            namespace: Namespace::default(),
+        };
         for i in 0..32 {
             bench.store(&key(i, LEAF));
         }
@@ -39,19 +46,33 @@ impl Bench {
     }
 
     fn start(&mut self, tokens: &[u32]) -> Started {
-        self.cache.start(&self.namespace, tokens, StartOptions::default()).expect("there is room")
+        self.cache
+            .start(&self.namespace, tokens, StartOptions::default())
+            .expect("there is room")
     }
 
     /// A request that computes `tokens` and stores the state behind them.
     fn store(&mut self, tokens: &[u32]) {
-        let Started { sequence, begin, .. } = self.start(tokens);
+        let Started {
+            sequence, begin, ..
+        } = self.start(tokens);
         self.cache.loaded(&sequence).expect("it is the first time");
         let slot = match begin {
-            Begin::Clear { dst } | Begin::Load { dst, .. } => dst.expect("the active pool is internal"),
+            Begin::Clear { dst } | Begin::Load { dst, .. } => {
+                dst.expect("the active pool is internal")
+            }
         };
-        let reserved = self.cache.reserve_checkpoint(&sequence, tokens.len(), slot).expect("the depth is legal");
-        let Reservation::Pending(pending) = reserved else { panic!("{reserved:?}") };
-        let stored = self.cache.commit(&sequence, pending).expect("it is this sequence's");
+        let reserved = self
+            .cache
+            .reserve_checkpoint(&sequence, tokens.len(), slot)
+            .expect("the depth is legal");
+        let Reservation::Pending(pending) = reserved else {
+            panic!("{reserved:?}")
+        };
+        let stored = self
+            .cache
+            .commit(&sequence, pending)
+            .expect("it is this sequence's");
         assert!(matches!(stored, Commit::Stored(_)));
         self.cache.finish(sequence).expect("it runs");
     }
@@ -71,21 +92,42 @@ fn calls(criterion: &mut Criterion) {
     let (short, long) = (ask(&key(3, LEAF)), ask(&key(100, LONG)));
     let fresh = key(200, LONG);
     let mut group = criterion.benchmark_group("calls");
-    group.bench_function("legal depth", |b| b.iter(|| bench.cache.legal_depth(black_box(LONG as usize))));
-    group.bench_function("usage", |b| b.iter(|| bench.cache.usage(black_box(PoolKind::Kv))));
-    for (name, tokens) in [("lookup, 1 token", &[7][..]), ("lookup, 16 tokens", &short), ("lookup, 1000 tokens", &long)]
-    {
-        group.bench_function(name, |b| b.iter(|| bench.cache.lookup(&bench.namespace, black_box(tokens), None)));
+    group.bench_function("legal depth", |b| {
+        b.iter(|| bench.cache.legal_depth(black_box(LONG as usize)))
+    });
+    group.bench_function("usage", |b| {
+        b.iter(|| bench.cache.usage(black_box(PoolKind::Kv)))
+    });
+    for (name, tokens) in [
+        ("lookup, 1 token", &[7][..]),
+        ("lookup, 16 tokens", &short),
+        ("lookup, 1000 tokens", &long),
+    ] {
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                bench
+                    .cache
+                    .lookup(&bench.namespace, black_box(tokens), None)
+            })
+        });
     }
-    let matched = bench.cache.lookup(&bench.namespace, &long, None).expect("the prompt is not empty");
+    let matched = bench
+        .cache
+        .lookup(&bench.namespace, &long, None)
+        .expect("the prompt is not empty");
     group.bench_function("lease + release", |b| {
         b.iter(|| {
-            let lease = bench.cache.lease(black_box(&matched)).expect("nothing was evicted");
+            let lease = bench
+                .cache
+                .lease(black_box(&matched))
+                .expect("nothing was evicted");
             bench.cache.release(lease)
         });
     });
     let lease = bench.cache.lease(&matched).expect("nothing was evicted");
-    group.bench_function("pages of a lease, 1000 tokens", |b| b.iter(|| bench.cache.lease_pages(black_box(&lease))));
+    group.bench_function("pages of a lease, 1000 tokens", |b| {
+        b.iter(|| bench.cache.lease_pages(black_box(&lease)))
+    });
     group.bench_function("start + finish, 1000 tokens", |b| {
         b.iter(|| {
             let Started { sequence, .. } = bench.start(black_box(&long));

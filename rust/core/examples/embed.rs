@@ -1,16 +1,18 @@
-//! A small scheduler that embeds the cache: chunked prefill, decode, checkpoints, and what to do when a pool is short.
+//! A small scheduler that embeds the cache: chunked prefill, decode, checkpoints, and what to do
+//! when a pool is short.
 //!
-//! Run with `cargo run -p radixstate --example embed`. There is no model here: where an engine would launch a kernel,
-//! the comment says which, and which slots it gets.
+//! Run with `cargo run -p radixstate --example embed`. There is no model here: where an engine
+//! would launch a kernel, the comment says which, and which slots it gets.
 
 use std::collections::VecDeque;
 
 use radixstate::{
-    Begin, Cache, Commit, Config, Error, Misuse, Namespace, PoolConfig, PoolKind, Reservation, Sequence, Shortage,
-    StartOptions, Started,
+    Begin, Cache, Commit, Config, Error, Misuse, Namespace, PoolConfig, PoolKind, Reservation,
+    Sequence, Shortage, StartOptions, Started,
 };
 
-/// Tokens of one prefill launch; a multiple of the legal depth, so that a chunk ends where a checkpoint may stand.
+/// Tokens of one prefill launch; a multiple of the legal depth, so that a chunk ends where a
+/// checkpoint may stand.
 const CHUNK: usize = 32;
 const ANSWER: usize = 8;
 
@@ -58,7 +60,9 @@ fn main() -> Result<(), Error> {
 fn prompts() -> Vec<Vec<u32>> {
     let question = |n: u32| {
         let system = n % 3 * 1000;
-        (system..system + 96).chain(n * 10_000..n * 10_000 + 40).collect()
+        (system..system + 96)
+            .chain(n * 10_000..n * 10_000 + 40)
+            .collect()
     };
     (1..=12).map(question).collect()
 }
@@ -75,16 +79,23 @@ impl Scheduler {
                 self.running.push(request);
             }
         }
-        // An engine that runs ahead of its device retires a step when the device reports it, in any order, and names
-        // the checkpoints whose encoder found a value that is not finite.
+        // An engine that runs ahead of its device retires a step when the device reports it, in any
+        // order, and names the checkpoints whose encoder found a value that is not finite.
         self.cache.retire_step(step, &[])?;
         Ok(())
     }
 
     fn admit(&mut self) -> Result<(), Error> {
         while let Some(prompt) = self.waiting.pop_front() {
-            let first = StartOptions { reserve: Some(CHUNK), ..StartOptions::default() };
-            let Started { sequence, matched, begin } = match self.cache.start(&self.namespace, &prompt, first) {
+            let first = StartOptions {
+                reserve: Some(CHUNK),
+                ..StartOptions::default()
+            };
+            let Started {
+                sequence,
+                matched,
+                begin,
+            } = match self.cache.start(&self.namespace, &prompt, first) {
                 Ok(started) => started,
                 Err(Error::Shortage(Shortage::Busy(_))) => {
                     // Nothing has changed: it waits until something ends.
@@ -95,23 +106,37 @@ impl Scheduler {
             };
             match begin {
                 Begin::Clear { .. } => {} // launch: zero the active slot `dst`
-                Begin::Load { .. } => {}  // launch: decode checkpoint slot `src` into the active slot `dst`
+                Begin::Load { .. } => {}  /* launch: decode checkpoint slot `src` into the
+                                            * active slot `dst` */
             }
             self.cache.loaded(&sequence)?;
             let (prompt, computed, branch) = (prompt.len(), matched.length, matched.branch);
-            self.running.push(Request { sequence, prompt, computed, branch });
+            self.running.push(Request {
+                sequence,
+                prompt,
+                computed,
+                branch,
+            });
         }
         Ok(())
     }
 
-    /// One chunk of prefill or one token of decode. `true` when the request is complete or had to give way.
+    /// One chunk of prefill or one token of decode. `true` when the request is complete or had to
+    /// give way.
     fn advance(&mut self, request: &mut Request) -> Result<bool, Error> {
         let decoding = request.computed >= request.prompt;
         if decoding && request.computed == request.prompt + ANSWER {
             return Ok(true);
         }
-        let end = if decoding { request.computed + 1 } else { request.prompt.min(request.computed + CHUNK) };
-        let end = request.branch.filter(|&branch| request.computed < branch).map_or(end, |branch| branch.min(end));
+        let end = if decoding {
+            request.computed + 1
+        } else {
+            request.prompt.min(request.computed + CHUNK)
+        };
+        let end = request
+            .branch
+            .filter(|&branch| request.computed < branch)
+            .map_or(end, |branch| branch.min(end));
         if self.claim(request, end)?.is_none() {
             let prompt = self.cache.view(&request.sequence)?.tokens()[..request.prompt].to_vec();
             self.waiting.push_back(prompt);
@@ -130,10 +155,14 @@ impl Scheduler {
         Ok(false)
     }
 
-    /// Pages up to `end`; `None` when so many are in use that this request must give way to the others.
+    /// Pages up to `end`; `None` when so many are in use that this request must give way to the
+    /// others.
     fn claim(&mut self, request: &Request, end: usize) -> Result<Option<()>, Error> {
         let claimed = self.cache.view(&request.sequence)?.claimed();
-        match self.cache.grow(&request.sequence, end.saturating_sub(claimed)) {
+        match self
+            .cache
+            .grow(&request.sequence, end.saturating_sub(claimed))
+        {
             Ok(()) => Ok(Some(())),
             Err(Error::Shortage(Shortage::Busy(_))) => Ok(None),
             Err(other) => Err(other),
@@ -142,14 +171,20 @@ impl Scheduler {
 
     /// Optional work: every outcome is fine.
     fn checkpoint(&mut self, sequence: &Sequence, depth: usize) -> Result<(), Misuse> {
-        let source = self.cache.view(sequence)?.slot().expect("the active pool is internal");
+        let source = self
+            .cache
+            .view(sequence)?
+            .slot()
+            .expect("the active pool is internal");
         match self.cache.reserve_checkpoint(sequence, depth, source)? {
             Reservation::Skipped(_) => {} // cached already, or no room
             Reservation::Pending(pending) => {
                 // launch: encode active slot `source` into checkpoint slot `pending.slot()`
                 match self.cache.commit(sequence, pending)? {
-                    Commit::Stored(_) => {}  // lookups see it when this step has retired
-                    Commit::Skipped(_) => {} // another request was faster: its pages are shared from now on
+                    // Lookups see it when this step has retired.
+                    Commit::Stored(_) => {}
+                    // Another request was faster: its pages are shared from now on.
+                    Commit::Skipped(_) => {}
                 }
             }
         }
@@ -158,9 +193,18 @@ impl Scheduler {
 
     fn report(&mut self) {
         let stats = self.cache.stats();
-        println!("{} starts, {} reused a cached state", stats.starts, stats.hits);
-        println!("{} prompt tokens prefilled, {} taken from the cache", self.prefilled, stats.hit_tokens);
-        println!("{} checkpoints stored, {} evicted", stats.stored, stats.evictions.for_checkpoint.checkpoints);
+        println!(
+            "{} starts, {} reused a cached state",
+            stats.starts, stats.hits
+        );
+        println!(
+            "{} prompt tokens prefilled, {} taken from the cache",
+            self.prefilled, stats.hit_tokens
+        );
+        println!(
+            "{} checkpoints stored, {} evicted",
+            stats.stored, stats.evictions.for_checkpoint.checkpoints
+        );
         println!("checkpoints hold {} MB", stats.bytes.checkpoints >> 20);
         println!("kv: {:?}", self.cache.usage(PoolKind::Kv));
         self.cache.check(None).expect("every slot has one owner");

@@ -35,11 +35,23 @@ pub struct Config {
 impl Config {
     /// A model without attention: no KV, prefixes match by single tokens.
     pub fn linear(checkpoint_stride: u32, active: PoolConfig, checkpoints: PoolConfig) -> Self {
-        Self { page_size: 1, checkpoint_stride, kv: PoolConfig::internal(0), active, checkpoints }
+        Self {
+            page_size: 1,
+            checkpoint_stride,
+            kv: PoolConfig::internal(0),
+            active,
+            checkpoints,
+        }
     }
 
     fn grid(&self) -> Result<Grid, Misuse> {
-        let Self { page_size, checkpoint_stride, kv, checkpoints, .. } = *self;
+        let Self {
+            page_size,
+            checkpoint_stride,
+            kv,
+            checkpoints,
+            ..
+        } = *self;
         let refuse = |why: String| Err(Misuse::Config(why));
         if page_size == 0 || checkpoint_stride == 0 {
             return refuse(format!(
@@ -68,7 +80,8 @@ impl Config {
     }
 }
 
-/// A prefix cache for recurrent states. See the crate's documentation for how its operations fit together.
+/// A prefix cache for recurrent states. See the crate's documentation for how its operations fit
+/// together.
 pub struct Cache {
     pub(crate) ledger: Ledger,
     pub(crate) leases: Slab<Leased>,
@@ -87,7 +100,9 @@ pub(crate) struct Writing {
 
 impl fmt::Debug for Cache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ledger { prefixes, active, .. } = &self.ledger;
+        let Ledger {
+            prefixes, active, ..
+        } = &self.ledger;
         f.debug_struct("Cache")
             .field("kv", &prefixes.kv.usage())
             .field("active", &active.usage())
@@ -130,7 +145,8 @@ impl Cache {
         self.ledger.prefixes.grid.legal_depth(tokens)
     }
 
-    /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that eviction looks at.
+    /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that
+    /// eviction looks at.
     ///
     /// # Errors
     /// [`Misuse::EmptyPrompt`].
@@ -146,8 +162,9 @@ impl Cache {
         Ok(self.describe(namespace, hit))
     }
 
-    /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools. What it frees is usable
-    /// when it returns. The tree owns no active slot, so of that pool it frees none.
+    /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools.
+    /// What it frees is usable when it returns. The tree owns no active slot, so of that pool
+    /// it frees none.
     pub fn evict(&mut self, pool: PoolKind, n: usize) -> Freed {
         self.settle();
         let freed = match pool {
@@ -160,16 +177,21 @@ impl Cache {
         freed
     }
 
-    /// Pages of an external KV pool that the cache has given up since the last call, each exactly once. Empty for the
-    /// other pools: of those nothing is ever adopted.
+    /// Pages of an external KV pool that the cache has given up since the last call, each exactly
+    /// once. Empty for the other pools: of those nothing is ever adopted.
     pub fn take_freed(&mut self, pool: PoolKind) -> Vec<u32> {
         self.settle();
-        let freed = if pool == PoolKind::Kv { self.ledger.prefixes.kv.take_outbox() } else { Vec::new() };
+        let freed = if pool == PoolKind::Kv {
+            self.ledger.prefixes.kv.take_outbox()
+        } else {
+            Vec::new()
+        };
         self.note(Decision::TakeFreed, [freed.len() as u64]);
         freed
     }
 
-    /// Declares a step: work that may touch what running sequences hold, until [`Cache::retire_step`].
+    /// Declares a step: work that may touch what running sequences hold, until
+    /// [`Cache::retire_step`].
     pub fn begin_step(&mut self) -> u64 {
         self.settle();
         let step = self.ledger.steps.begin();
@@ -177,34 +199,40 @@ impl Cache {
         step
     }
 
-    /// A step has ended. Steps may retire in any order; a repeated one changes nothing, its `refused` included.
-    /// `refused` are the checkpoints whose writer found a value that is not finite: they were never matchable, and are
-    /// withdrawn as [`Cache::refuse`] does, which is for what is learnt later.
+    /// A step has ended. Steps may retire in any order; a repeated one changes nothing, its
+    /// `refused` included. `refused` are the checkpoints whose writer found a value that is not
+    /// finite: they were never matchable, and are withdrawn as [`Cache::refuse`] does, which is
+    /// for what is learnt later.
     ///
     /// # Errors
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
     pub fn retire_step(&mut self, step: u64, refused: &[Stored]) -> Result<(), Misuse> {
         self.settle();
-        refused.iter().try_for_each(|stored| self.own_id(stored.cache))?;
+        refused
+            .iter()
+            .try_for_each(|stored| self.own_id(stored.cache))?;
         if !self.ledger.steps.retire(step)? {
             return Ok(());
         }
         self.note(Decision::RetireStep, [step]);
         refused.iter().for_each(|stored| self.withdraw(stored));
         while let Some(written) = self.ledger.steps.next_written() {
-            written.into_iter().for_each(|pin| self.ledger.prefixes.written(pin));
+            written
+                .into_iter()
+                .for_each(|pin| self.ledger.prefixes.written(pin));
         }
         self.ledger.release_retired();
         Ok(())
     }
 
-    /// Withdraws a checkpoint whose content turned out not to be finite. The pages that the tree got with it are as
-    /// suspect: no lookup finds them any more, nor any checkpoint whose path they lie on. Sequences that share them keep
-    /// them to their end, and publish nothing further.
+    /// Withdraws a checkpoint whose content turned out not to be finite. The pages that the tree
+    /// got with it are as suspect: no lookup finds them any more, nor any checkpoint whose path
+    /// they lie on. Sequences that share them keep them to their end, and publish nothing
+    /// further.
     ///
-    /// Repeating it changes nothing. Nor does a refusal after the prefix was evicted, even if another checkpoint still
-    /// needs some of its pages; refused with its step, it can't have been. When prefixes go on from this one, it costs a
-    /// look at every cached node.
+    /// Repeating it changes nothing. Nor does a refusal after the prefix was evicted, even if
+    /// another checkpoint still needs some of its pages; refused with its step, it can't have
+    /// been. When prefixes go on from this one, it costs a look at every cached node.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
@@ -215,8 +243,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what they would publish
-    /// later is refused and counted.
+    /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what
+    /// they would publish later is refused and counted.
     pub fn reset(&mut self) {
         self.settle();
         self.note(Decision::Reset, []);
@@ -229,7 +257,10 @@ impl Cache {
     /// All counters.
     pub fn stats(&mut self) -> Stats {
         self.settle();
-        Stats { bytes: self.ledger.bytes(), ..self.ledger.stats }
+        Stats {
+            bytes: self.ledger.bytes(),
+            ..self.ledger.stats
+        }
     }
 
     /// Where the slots of a pool are, from O(1) counters.
@@ -242,15 +273,17 @@ impl Cache {
         }
     }
 
-    /// One number for every decision so far, so that ranks of a group can compare what they did: equal after the same
-    /// calls, different, but for one chance in 2^64, once they have diverged. It costs a few nanoseconds a call.
+    /// One number for every decision so far, so that ranks of a group can compare what they did:
+    /// equal after the same calls, different, but for one chance in 2^64, once they have
+    /// diverged. It costs a few nanoseconds a call.
     ///
-    /// It covers what each call took, reused, stored, refused, evicted, ended or lacked. Of tokens it sees how many there
-    /// are and which is the last; of namespaces, what was found there. What only reads (`lookup`, `stats`, `check`) and
-    /// what was misuse decides nothing.
+    /// It covers what each call took, reused, stored, refused, evicted, ended or lacked. Of tokens
+    /// it sees how many there are and which is the last; of namespaces, what was found there.
+    /// What only reads (`lookup`, `stats`, `check`) and what was misuse decides nothing.
     ///
-    /// A handle that was dropped counts from the cache's next call of any kind on. A garbage collector runs at other moments on
-    /// other ranks: there, end requests by [`Cache::finish`].
+    /// A handle that was dropped counts from the cache's next call of any kind on. A garbage
+    /// collector runs at other moments on other ranks: there, end requests by
+    /// [`Cache::finish`].
     pub fn digest(&self) -> u64 {
         self.ledger.prefixes.digest.value()
     }
@@ -261,7 +294,10 @@ impl Cache {
     }
 
     /// Makes a call that takes slots, and notes when there were too few.
-    pub(crate) fn attempt<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn attempt<T>(
+        &mut self,
+        call: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let outcome = call(self);
         if let Err(Error::Shortage(short)) = &outcome {
             self.note(Decision::Short, [short.wanted() as u64]);
@@ -282,15 +318,41 @@ impl Cache {
         }
     }
 
-    pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], max_length: Option<usize>) -> Result<Hit, Misuse> {
+    pub(crate) fn find(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        max_length: Option<usize>,
+    ) -> Result<Hit, Misuse> {
         let last = tokens.len().checked_sub(1).ok_or(Misuse::EmptyPrompt)?;
-        Ok(self.ledger.prefixes.find(namespace, tokens, max_length.map_or(last, |max| max.min(last))))
+        Ok(self.ledger.prefixes.find(
+            namespace,
+            tokens,
+            max_length.map_or(last, |max| max.min(last)),
+        ))
     }
 
     pub(crate) fn describe(&self, namespace: &Namespace, hit: Hit) -> Match {
-        let Hit { length, kv_length, branch, reason, generation, found } = hit;
+        let Hit {
+            length,
+            kv_length,
+            branch,
+            reason,
+            generation,
+            found,
+        } = hit;
         let (namespace, cache, epoch) = (namespace.clone(), self.inbox.cache, self.ledger.epoch);
-        Match { length, kv_length, branch, reason, generation, found, namespace, cache, epoch }
+        Match {
+            length,
+            kv_length,
+            branch,
+            reason,
+            generation,
+            found,
+            namespace,
+            cache,
+            epoch,
+        }
     }
 
     pub(crate) fn own(&self, handle: &Handle) -> Result<(), Misuse> {
@@ -298,7 +360,11 @@ impl Cache {
     }
 
     pub(crate) fn own_id(&self, cache: u64) -> Result<(), Misuse> {
-        if cache == self.inbox.cache { Ok(()) } else { Err(Misuse::WrongCache) }
+        if cache == self.inbox.cache {
+            Ok(())
+        } else {
+            Err(Misuse::WrongCache)
+        }
     }
 
     pub(crate) fn handle(&mut self, kind: Kind, key: usize) -> Handle {
@@ -307,7 +373,12 @@ impl Cache {
     }
 
     fn withdraw(&mut self, stored: &Stored) {
-        let Stored { node, serial, brought, .. } = *stored;
+        let Stored {
+            node,
+            serial,
+            brought,
+            ..
+        } = *stored;
         self.ledger.stats.refusals.non_finite += self.ledger.prefixes.refuse(node, serial, brought);
     }
 }

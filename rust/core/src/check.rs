@@ -15,13 +15,15 @@ pub enum Rule {
     OneOwner,
     /// Counters equal a recount, and add up to the capacity.
     Counters,
-    /// Pins of a node are its leases plus its children that have pins; those of a checkpoint are its readers and writer.
+    /// Pins of a node are its leases plus its children that have pins; those of a checkpoint are
+    /// its readers and writer.
     Pins,
     /// A pinned checkpoint is in its pinned node, or withdrawn.
     PinnedCheckpoint,
     /// Parent links, child counts, roots and the table of children describe one tree.
     Links,
-    /// A node's run is whole pages, and it owns one page for each, or none in a purely linear model.
+    /// A node's run is whole pages, and it owns one page for each, or none in a purely linear
+    /// model.
     Pages,
     /// A checkpoint stands at a legal depth.
     Depth,
@@ -60,7 +62,9 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} invariants broken", self.violations.len())?;
-        self.violations.iter().try_for_each(|violation| write!(f, "\n  {violation}"))
+        self.violations
+            .iter()
+            .try_for_each(|violation| write!(f, "\n  {violation}"))
     }
 }
 
@@ -91,10 +95,11 @@ struct Census {
 }
 
 impl Cache {
-    /// Recomputes every invariant and reports all violations at once. Its cost grows with everything that is cached:
-    /// for tests and for an operator's question, not for each step.
+    /// Recomputes every invariant and reports all violations at once. Its cost grows with
+    /// everything that is cached: for tests and for an operator's question, not for each step.
     ///
-    /// With an external KV pool, `engine_free` are the pages that are free in the engine: none may be owned here.
+    /// With an external KV pool, `engine_free` are the pages that are free in the engine: none may
+    /// be owned here.
     ///
     /// # Errors
     /// The [`Report`].
@@ -109,12 +114,18 @@ impl Cache {
         census.order(self);
         census.leases(self);
         for &page in engine_free.unwrap_or_default() {
-            census.expect(Rule::EngineFree, !self.ledger.prefixes.kv.owns(page), || {
-                format!("kv page {page} is free in the engine and adopted here")
-            });
+            census.expect(
+                Rule::EngineFree,
+                !self.ledger.prefixes.kv.owns(page),
+                || format!("kv page {page} is free in the engine and adopted here"),
+            );
         }
         let violations = census.violations;
-        if violations.is_empty() { Ok(()) } else { Err(Report { violations }) }
+        if violations.is_empty() {
+            Ok(())
+        } else {
+            Err(Report { violations })
+        }
     }
 }
 
@@ -130,10 +141,23 @@ impl Census {
     }
 
     fn records(&mut self, cache: &Cache) {
-        cache.leases.iter().for_each(|(key, lease)| self.holdings(&lease.holdings, Owner::Lease(key)));
-        cache.sequences.iter().for_each(|(key, run)| self.holdings(&run.lease.holdings, Owner::Sequence(key)));
-        cache.pending.iter().for_each(|(key, writing)| self.holdings(&writing.holdings, Owner::Pending(key)));
-        cache.ledger.steps.retiring().for_each(|holdings| self.holdings(holdings, Owner::Retiring));
+        cache
+            .leases
+            .iter()
+            .for_each(|(key, lease)| self.holdings(&lease.holdings, Owner::Lease(key)));
+        cache
+            .sequences
+            .iter()
+            .for_each(|(key, run)| self.holdings(&run.lease.holdings, Owner::Sequence(key)));
+        cache
+            .pending
+            .iter()
+            .for_each(|(key, writing)| self.holdings(&writing.holdings, Owner::Pending(key)));
+        cache
+            .ledger
+            .steps
+            .retiring()
+            .for_each(|holdings| self.holdings(holdings, Owner::Retiring));
         for (_, pin) in cache.ledger.steps.writing() {
             *self.node_pins.entry(pin.node.index).or_default() += 1;
             *self.checkpoint_pins.entry(pin.serial).or_default() += 1;
@@ -141,7 +165,13 @@ impl Census {
     }
 
     fn holdings(&mut self, holdings: &Holdings, owner: Owner) {
-        let Holdings { node, checkpoint, pages, active, state } = holdings;
+        let Holdings {
+            node,
+            checkpoint,
+            pages,
+            active,
+            state,
+        } = holdings;
         found(&mut self.kv, pages.ids(), owner);
         found(&mut self.active, active.ids(), owner);
         found(&mut self.checkpoints, state.iter().map(Slot::id), owner);
@@ -157,33 +187,59 @@ impl Census {
         let prefixes = &cache.ledger.prefixes;
         let has_kv = cache.ledger.has_kv();
         for (index, node) in prefixes.tree.nodes() {
-            found(&mut self.kv, node.pages.ids(), Owner::Node { index, pinned: node.pins > 0 });
+            found(
+                &mut self.kv,
+                node.pages.ids(),
+                Owner::Node {
+                    index,
+                    pinned: node.pins > 0,
+                },
+            );
             let page = prefixes.grid.page;
             let pages = if has_kv { node.key.len() / page } else { 0 };
             let whole = node.key.len().is_multiple_of(page) && node.pages.len() == pages;
             self.expect(Rule::Pages, whole, || {
-                format!("node {index} has {} tokens and {} pages of {page}", node.key.len(), node.pages.len())
+                format!(
+                    "node {index} has {} tokens and {} pages of {page}",
+                    node.key.len(),
+                    node.pages.len()
+                )
             });
             if let Some(checkpoint) = &node.checkpoint {
-                let owner = Owner::Node { index, pinned: checkpoint.pins > 0 };
+                let owner = Owner::Node {
+                    index,
+                    pinned: checkpoint.pins > 0,
+                };
                 found(&mut self.checkpoints, [checkpoint.slot.id()], owner);
                 let legal = prefixes.grid.legal;
                 let on_grid = node.end.is_multiple_of(legal) && node.end > 0;
                 self.expect(Rule::Depth, on_grid, || {
-                    format!("node {index} has a checkpoint at depth {}, legal are multiples of {legal}", node.end)
+                    format!(
+                        "node {index} has a checkpoint at depth {}, legal are multiples of {legal}",
+                        node.end
+                    )
                 });
             }
             let kept = node.children > 0 || node.pins > 0 || node.checkpoint.is_some();
-            self.expect(Rule::Leaf, kept, || format!("node {index} is an unpinned leaf without a checkpoint"));
+            self.expect(Rule::Leaf, kept, || {
+                format!("node {index} is an unpinned leaf without a checkpoint")
+            });
         }
         for (&serial, checkpoint) in &prefixes.withdrawn {
-            found(&mut self.checkpoints, [checkpoint.slot.id()], Owner::Withdrawn { serial });
+            found(
+                &mut self.checkpoints,
+                [checkpoint.slot.id()],
+                Owner::Withdrawn { serial },
+            );
         }
     }
 
     fn pools(&mut self, cache: &Cache) {
         let prefixes = &cache.ledger.prefixes;
-        let (kv, active) = (std::mem::take(&mut self.kv), std::mem::take(&mut self.active));
+        let (kv, active) = (
+            std::mem::take(&mut self.kv),
+            std::mem::take(&mut self.active),
+        );
         let checkpoints = std::mem::take(&mut self.checkpoints);
         self.pool(&prefixes.kv, kv);
         self.pool(&cache.ledger.active, active);
@@ -195,14 +251,21 @@ impl Census {
         found(&mut owners, pool.outbox_ids(), Owner::Outbox);
         owners.sort_unstable();
         self.recount(pool, &owners);
-        let known: Vec<u32> = if pool.config().external { pool.adopted_ids() } else { (1..=pool.used()).collect() };
+        let known: Vec<u32> = if pool.config().external {
+            pool.adopted_ids()
+        } else {
+            (1..=pool.used()).collect()
+        };
         let mut rest = owners.as_slice();
         for id in known {
             let strange = rest.partition_point(|&(other, _)| other < id);
             self.strangers::<P>(&rest[..strange]);
-            let (mine, others) = rest[strange..].split_at(rest[strange..].partition_point(|&(other, _)| other == id));
+            let (mine, others) = rest[strange..]
+                .split_at(rest[strange..].partition_point(|&(other, _)| other == id));
             rest = others;
-            self.expect(Rule::OneOwner, !mine.is_empty(), || format!("{} slot {id} is lost", P::KIND));
+            self.expect(Rule::OneOwner, !mine.is_empty(), || {
+                format!("{} slot {id} is lost", P::KIND)
+            });
             self.expect(Rule::OneOwner, mine.len() < 2, || {
                 let owners: Vec<Owner> = mine.iter().map(|&(_, owner)| owner).collect();
                 format!("{} slot {id} is owned twice: {owners:?}", P::KIND)
@@ -218,7 +281,10 @@ impl Census {
     }
 
     fn recount<P: Tag>(&mut self, pool: &Pool<P>, owners: &[(u32, Owner)]) {
-        let mut found = Usage { capacity: pool.config().capacity as usize, ..Usage::default() };
+        let mut found = Usage {
+            capacity: pool.config().capacity as usize,
+            ..Usage::default()
+        };
         if !pool.config().external {
             found.free = found.capacity - pool.used() as usize;
         }
@@ -234,12 +300,23 @@ impl Census {
         }
         let counted = pool.usage();
         self.expect(Rule::Counters, counted == found, || {
-            format!("{} pool counts {counted:?}, a recount finds {found:?}", P::KIND)
+            format!(
+                "{} pool counts {counted:?}, a recount finds {found:?}",
+                P::KIND
+            )
         });
-        let sum = counted.free + counted.held + counted.evictable + counted.pinned + counted.retiring;
-        self.expect(Rule::Counters, pool.config().external || sum == counted.capacity, || {
-            format!("{} pool: {counted:?} does not add up to its capacity", P::KIND)
-        });
+        let sum =
+            counted.free + counted.held + counted.evictable + counted.pinned + counted.retiring;
+        self.expect(
+            Rule::Counters,
+            pool.config().external || sum == counted.capacity,
+            || {
+                format!(
+                    "{} pool: {counted:?} does not add up to its capacity",
+                    P::KIND
+                )
+            },
+        );
     }
 
     fn pins(&mut self, cache: &Cache) {
@@ -254,25 +331,42 @@ impl Census {
         for (index, node) in prefixes.tree.nodes() {
             let expected = pins.remove(&index).unwrap_or(0);
             self.expect(Rule::Pins, node.pins == expected, || {
-                format!("node {index} counts {} pins, {expected} are held", node.pins)
+                format!(
+                    "node {index} counts {} pins, {expected} are held",
+                    node.pins
+                )
             });
             if let Some(checkpoint) = &node.checkpoint {
                 let expected = readers.remove(&checkpoint.serial).unwrap_or(0);
                 self.expect(Rule::Pins, checkpoint.pins == expected, || {
-                    format!("checkpoint of node {index} counts {} pins, {expected} are held", checkpoint.pins)
+                    format!(
+                        "checkpoint of node {index} counts {} pins, {expected} are held",
+                        checkpoint.pins
+                    )
                 });
-                self.expect(Rule::PinnedCheckpoint, checkpoint.pins == 0 || node.pins > 0, || {
-                    format!("checkpoint of node {index} is pinned, its node is not")
-                });
+                self.expect(
+                    Rule::PinnedCheckpoint,
+                    checkpoint.pins == 0 || node.pins > 0,
+                    || format!("checkpoint of node {index} is pinned, its node is not"),
+                );
             }
         }
         for (serial, checkpoint) in &prefixes.withdrawn {
             let expected = readers.remove(serial).unwrap_or(0);
-            self.expect(Rule::Pins, checkpoint.pins == expected && expected > 0, || {
-                format!("withdrawn checkpoint {serial} counts {} pins, {expected} are held", checkpoint.pins)
-            });
+            self.expect(
+                Rule::Pins,
+                checkpoint.pins == expected && expected > 0,
+                || {
+                    format!(
+                        "withdrawn checkpoint {serial} counts {} pins, {expected} are held",
+                        checkpoint.pins
+                    )
+                },
+            );
         }
-        self.expect(Rule::Pins, pins.is_empty(), || format!("pins on nodes that are gone: {pins:?}"));
+        self.expect(Rule::Pins, pins.is_empty(), || {
+            format!("pins on nodes that are gone: {pins:?}")
+        });
         self.expect(Rule::PinnedCheckpoint, readers.is_empty(), || {
             format!("pins on checkpoints that are gone, by serial: {readers:?}")
         });
@@ -285,7 +379,9 @@ impl Census {
         for (index, node) in tree.nodes() {
             let sound = match &node.parent {
                 Parent::Root(namespace) => {
-                    node.end == 0 && node.key.is_empty() && (tree.root(namespace) == Some(index)) == node.attached
+                    node.end == 0
+                        && node.key.is_empty()
+                        && (tree.root(namespace) == Some(index)) == node.attached
                 }
                 Parent::Node(parent) => {
                     *children.entry(*parent).or_default() += 1;
@@ -293,24 +389,36 @@ impl Census {
                     self.child_is_sound(cache, index, node, *parent)
                 }
             };
-            self.expect(Rule::Links, sound, || format!("node {index} ending at {} is not linked as it says", node.end));
+            self.expect(Rule::Links, sound, || {
+                format!(
+                    "node {index} ending at {} is not linked as it says",
+                    node.end
+                )
+            });
         }
         for (index, node) in tree.nodes() {
             let counted = children.get(&index).copied().unwrap_or(0);
             self.expect(Rule::Links, node.children == counted, || {
-                format!("node {index} counts {} children, {counted} name it as parent", node.children)
+                format!(
+                    "node {index} counts {} children, {counted} name it as parent",
+                    node.children
+                )
             });
         }
         self.expect(Rule::Links, tree.table_len() == linked, || {
-            format!("the table of children has {} entries for {linked} attached nodes", tree.table_len())
+            format!(
+                "the table of children has {} entries for {linked} attached nodes",
+                tree.table_len()
+            )
         });
     }
 
     fn child_is_sound(&self, cache: &Cache, index: u32, node: &Node, parent: u32) -> bool {
         let tree = &cache.ledger.prefixes.tree;
         let above = tree.node_at(parent);
-        let joined =
-            above.is_some_and(|above| node.end == above.end + node.key.len() && node.attached <= above.attached);
+        let joined = above.is_some_and(|above| {
+            node.end == above.end + node.key.len() && node.attached <= above.attached
+        });
         let reachable = || tree.step(parent, &node.key) == Some((index, node.key.len()));
         joined && !node.key.is_empty() && (!node.attached || reachable())
     }
@@ -319,9 +427,14 @@ impl Census {
         let prefixes = &cache.ledger.prefixes;
         let (mut states, mut leaves) = (0, 0);
         for (index, node) in prefixes.tree.nodes() {
-            let Some(checkpoint) = &node.checkpoint else { continue };
+            let Some(checkpoint) = &node.checkpoint else {
+                continue;
+            };
             let state = checkpoint.pins == 0;
-            let wanted = Listed { state, leaf: state && node.is_free_leaf() };
+            let wanted = Listed {
+                state,
+                leaf: state && node.is_free_leaf(),
+            };
             let entry = (checkpoint.rank, index);
             let found = Listed {
                 state: prefixes.order.states().contains(&entry),
@@ -336,14 +449,20 @@ impl Census {
                 )
             });
         }
-        let extra = (prefixes.order.states().len() - states, prefixes.order.leaves().len() - leaves);
+        let extra = (
+            prefixes.order.states().len() - states,
+            prefixes.order.leaves().len() - leaves,
+        );
         self.expect(Rule::Order, extra == (0, 0), || {
             format!("entries of nodes that are gone (states, leaves): {extra:?}")
         });
     }
 
     fn leases(&mut self, cache: &Cache) {
-        cache.leases.iter().for_each(|(key, leased)| self.lease(cache, leased, Owner::Lease(key)));
+        cache
+            .leases
+            .iter()
+            .for_each(|(key, leased)| self.lease(cache, leased, Owner::Lease(key)));
         for (key, run) in &cache.sequences {
             let owner = Owner::Sequence(key);
             self.lease(cache, &run.lease, owner);
@@ -351,19 +470,34 @@ impl Census {
             let shared = cache.ledger.pages_for(run.lease.depth);
             let held = shared + run.lease.holdings.pages.len();
             self.expect(Rule::Lease, held == wanted, || {
-                format!("{owner:?} claims {} tokens with {held} pages, {wanted} are needed", run.claimed)
+                format!(
+                    "{owner:?} claims {} tokens with {held} pages, {wanted} are needed",
+                    run.claimed
+                )
             });
             let tree = &cache.ledger.prefixes.tree;
-            let agrees = run.lease.holdings.node.is_none_or(|node| tree.agrees(node, &run.tokens));
-            self.expect(Rule::Lease, agrees, || format!("the tokens of {owner:?} do not continue its leased prefix"));
+            let agrees = run
+                .lease
+                .holdings
+                .node
+                .is_none_or(|node| tree.agrees(node, &run.tokens));
+            self.expect(Rule::Lease, agrees, || {
+                format!("the tokens of {owner:?} do not continue its leased prefix")
+            });
         }
     }
 
     fn lease(&mut self, cache: &Cache, leased: &Leased, owner: Owner) {
-        let node = leased.holdings.node.map(|node| cache.ledger.prefixes.tree.node_at(node));
+        let node = leased
+            .holdings
+            .node
+            .map(|node| cache.ledger.prefixes.tree.node_at(node));
         let end = node.map_or(Some(0), |node| node.map(|node| node.end));
         self.expect(Rule::Lease, end == Some(leased.depth), || {
-            format!("{owner:?} leases depth {}, its node ends at {end:?}", leased.depth)
+            format!(
+                "{owner:?} leases depth {}, its node ends at {end:?}",
+                leased.depth
+            )
         });
     }
 }

@@ -29,10 +29,11 @@ pub(crate) enum Decision {
     Refuse,
 }
 
-/// A running hash over decisions and their numbers: no addresses, no clock, no random seed, nothing of the machine.
+/// A running hash over decisions and their numbers: no addresses, no clock, no random seed, nothing
+/// of the machine.
 ///
-/// A word costs one multiplication, and a decision has few words however long the prompt: measured on start, loaded and
-/// finish together, 6 of 203 ns at 65 tokens and 13 of 1,026 at 2,049.
+/// A word costs one multiplication, and a decision has few words however long the prompt: measured
+/// on start, loaded and finish together, 6 of 203 ns at 65 tokens and 13 of 1,026 at 2,049.
 #[derive(Debug, Default)]
 pub(crate) struct Digest(u64);
 
@@ -74,6 +75,9 @@ mod tests {
 
     #[test]
     fn tokens_count_by_their_number_and_the_last() {
-        assert_eq!((tail(&[]), tail(&[7]), tail(&[7, 8])), (0, 1 << 32 | 7, 2 << 32 | 8));
+        assert_eq!(
+            (tail(&[]), tail(&[7]), tail(&[7, 8])),
+            (0, 1 << 32 | 7, 2 << 32 | 8)
+        );
     }
 }

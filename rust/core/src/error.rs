@@ -1,7 +1,8 @@
 //! What can go wrong, in three kinds that never mix.
 //!
-//! *Shortage* is normal and carries what a scheduler needs to act. *Misuse* is the caller's mistake, names the rule and
-//! the numbers, and has changed nothing. A *bug* is ours: it panics with the invariant that was broken.
+//! *Shortage* is normal and carries what a scheduler needs to act. *Misuse* is the caller's
+//! mistake, names the rule and the numbers, and has changed nothing. A *bug* is ours: it panics
+//! with the invariant that was broken.
 
 use std::fmt;
 
@@ -22,8 +23,16 @@ pub struct OutOfSlots {
 
 impl fmt::Display for OutOfSlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pool, wanted, free, evictable } = self;
-        write!(f, "{pool} pool: wanted {wanted}, {free} free, {evictable} evictable")
+        let Self {
+            pool,
+            wanted,
+            free,
+            evictable,
+        } = self;
+        write!(
+            f,
+            "{pool} pool: wanted {wanted}, {free} free, {evictable} evictable"
+        )
     }
 }
 
@@ -56,8 +65,15 @@ impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Busy(short) => short.fmt(f),
-            Self::NeverFits { pool, wanted, capacity } => {
-                write!(f, "{pool} pool: wanted {wanted}, capacity {capacity}: this can never fit")
+            Self::NeverFits {
+                pool,
+                wanted,
+                capacity,
+            } => {
+                write!(
+                    f,
+                    "{pool} pool: wanted {wanted}, capacity {capacity}: this can never fit"
+                )
             }
         }
     }
@@ -144,27 +160,49 @@ impl fmt::Display for Misuse {
             Self::Config(why) => f.write_str(why),
             Self::EmptyPrompt => f.write_str("a prompt has at least one token, got 0"),
             Self::Unaligned { depth, legal } => {
-                write!(f, "checkpoint depth {depth} is not a multiple of {legal} = lcm(page size, checkpoint stride)")
+                write!(
+                    f,
+                    "checkpoint depth {depth} is not a multiple of {legal} = lcm(page size, checkpoint stride)"
+                )
             }
             Self::DepthPastEnd { depth, end } => {
-                write!(f, "checkpoint depth {depth} is past the {end} tokens this sequence has written")
+                write!(
+                    f,
+                    "checkpoint depth {depth} is past the {end} tokens this sequence has written"
+                )
             }
-            Self::NotYourSlot { slot } => write!(f, "active slot {slot} is not one of this sequence's slots"),
-            Self::NotLoaded => f.write_str("a slot is a source only after its load or clear was reported by loaded()"),
+            Self::NotYourSlot { slot } => {
+                write!(f, "active slot {slot} is not one of this sequence's slots")
+            }
+            Self::NotLoaded => f.write_str(
+                "a slot is a source only after its load or clear was reported by loaded()",
+            ),
             Self::AlreadyLoaded => f.write_str("loaded() is reported once for each sequence"),
             Self::NotClaimed { wanted, claimed } => {
-                write!(f, "append would reach {wanted} tokens, only {claimed} are claimed: grow first")
+                write!(
+                    f,
+                    "append would reach {wanted} tokens, only {claimed} are claimed: grow first"
+                )
             }
-            Self::LengthMismatch { what, given, expected } => write!(f, "{given} {what} given, {expected} expected"),
+            Self::LengthMismatch {
+                what,
+                given,
+                expected,
+            } => write!(f, "{given} {what} given, {expected} expected"),
             Self::WrongCache => f.write_str("this handle belongs to another cache"),
-            Self::NotYourPending => f.write_str("this pending checkpoint was reserved by another sequence or lease"),
+            Self::NotYourPending => {
+                f.write_str("this pending checkpoint was reserved by another sequence or lease")
+            }
             Self::Stale(why) => write!(f, "stale match: {why}"),
             Self::UnknownStep { step, newest } => {
                 write!(f, "step {step} was never begun, the newest is {newest}")
             }
             Self::PageOwnership { page, why } => write!(f, "kv page {page} {why}"),
             Self::PrefixMismatch { leased } => {
-                write!(f, "the tokens do not begin with the {leased} tokens of the leased prefix")
+                write!(
+                    f,
+                    "the tokens do not begin with the {leased} tokens of the leased prefix"
+                )
             }
             Self::PoolMode(why) => f.write_str(why),
         }

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use crate::fault::{Fault, seeded};
 use crate::node::{Checkpoint, Node};
 
-/// Ranks checkpoints: the lowest rank is evicted first. A rank is given when a checkpoint is created and again when a
-/// hit consumes it, and at no other time, so a policy sees each event once and costs nothing between them.
+/// Ranks checkpoints: the lowest rank is evicted first. A rank is given when a checkpoint is
+/// created and again when a hit consumes it, and at no other time, so a policy sees each event once
+/// and costs nothing between them.
 ///
 /// A policy must be a pure function of the calls it receives, so that ranks of a group agree.
 pub trait Policy: Send {
@@ -33,7 +34,8 @@ impl Policy for Lru {
     }
 }
 
-/// The unpinned checkpoints in order of rank, and those of them whose node is a leaf that nothing pins.
+/// The unpinned checkpoints in order of rank, and those of them whose node is a leaf that nothing
+/// pins.
 ///
 /// Pinned entries are not in the order at all, so they cost a victim nothing.
 #[derive(Debug, Default)]
@@ -43,7 +45,8 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Enters or removes a node's checkpoint as its pins and children now demand. Membership is decided only here.
+    /// Enters or removes a node's checkpoint as its pins and children now demand. Membership is
+    /// decided only here.
     pub(crate) fn refresh(&mut self, index: u32, node: &mut Node) {
         let free_leaf = node.is_free_leaf();
         if let Some(checkpoint) = &mut node.checkpoint {
@@ -85,7 +88,10 @@ impl Order {
 fn update(set: &mut BTreeSet<(u64, u32)>, entry: (u64, u32), listed: &mut bool, wanted: bool) {
     match (std::mem::replace(listed, wanted), wanted) {
         (false, true) => assert!(set.insert(entry), "a checkpoint is listed once"),
-        (true, false) => assert!(set.remove(&entry), "a listed checkpoint is found by its rank"),
+        (true, false) => assert!(
+            set.remove(&entry),
+            "a listed checkpoint is found by its rank"
+        ),
         _ => {}
     }
 }

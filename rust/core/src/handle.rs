@@ -1,8 +1,9 @@
 //! What callers hold: small tokens for records that live in the cache.
 //!
-//! A record stays in the cache, so `check()` sees every slot, whoever holds the handle. Dropping a handle, on any
-//! thread, only notes that; the cache gives everything back at its next call, in the order in which the handles were
-//! made, so that ranks whose collectors run at different moments still agree.
+//! A record stays in the cache, so `check()` sees every slot, whoever holds the handle. Dropping a
+//! handle, on any thread, only notes that; the cache gives everything back at its next call, in the
+//! order in which the handles were made, so that ranks whose collectors run at different moments
+//! still agree.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,12 +37,19 @@ impl Inbox {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let cache = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { cache, any: AtomicBool::new(false), dropped: Mutex::new(Vec::new()) }
+        Self {
+            cache,
+            any: AtomicBool::new(false),
+            dropped: Mutex::new(Vec::new()),
+        }
     }
 
     fn push(&self, dropped: Dropped) {
         // A poisoned queue is still a queue: nothing in here panics halfway.
-        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(dropped);
+        self.dropped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(dropped);
         self.any.store(true, Ordering::Release);
     }
 
@@ -50,7 +58,8 @@ impl Inbox {
         if !self.any.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        let mut dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut dropped =
+            std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
         dropped.sort_unstable();
         dropped
     }
@@ -68,7 +77,13 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub(crate) fn new(inbox: &Arc<Inbox>, serial: u64, kind: Kind, key: usize) -> Self {
-        Self { inbox: Arc::clone(inbox), serial, kind, key, armed: true }
+        Self {
+            inbox: Arc::clone(inbox),
+            serial,
+            kind,
+            key,
+            armed: true,
+        }
     }
 
     /// The cache this handle belongs to.
@@ -86,7 +101,9 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.armed {
-            let Self { serial, kind, key, .. } = *self;
+            let Self {
+                serial, kind, key, ..
+            } = *self;
             self.inbox.push(Dropped { serial, kind, key });
         }
     }

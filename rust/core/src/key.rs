@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 /// Keys in different namespaces never match.
 ///
-/// `adapter` and `epoch` change on every reload of an adapter or of the weights, so that a name reused for new contents
-/// is a new namespace; `tenant` keeps one account's prefixes from another's.
+/// `adapter` and `epoch` change on every reload of an adapter or of the weights, so that a name
+/// reused for new contents is a new namespace; `tenant` keeps one account's prefixes from
+/// another's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Namespace {
     adapter: u64,
@@ -16,7 +17,11 @@ pub struct Namespace {
 impl Namespace {
     /// A namespace; `Namespace::default()` is that of the bare model.
     pub fn new(adapter: u64, tenant: Option<&str>, epoch: u64) -> Self {
-        Self { adapter, epoch, tenant: tenant.map(Arc::from) }
+        Self {
+            adapter,
+            epoch,
+            tenant: tenant.map(Arc::from),
+        }
     }
 
     /// Identity of the adapter's loaded weights, 0 for none.
@@ -51,7 +56,10 @@ impl Grid {
             (a, b) = (b, a % b);
         }
         let legal = (page / a).checked_mul(stride)?;
-        Some(Self { page: page as usize, legal: legal as usize })
+        Some(Self {
+            page: page as usize,
+            legal: legal as usize,
+        })
     }
 
     pub(crate) fn legal_depth(self, tokens: usize) -> usize {
@@ -68,8 +76,8 @@ impl Grid {
     }
 }
 
-/// A whole run mostly matches, and the library's comparison is the fastest there is; it stops where runs differ, and
-/// strides that become wide loads then find the place.
+/// A whole run mostly matches, and the library's comparison is the fastest there is; it stops where
+/// runs differ, and strides that become wide loads then find the place.
 fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     const STRIDE: usize = 32;
     let n = a.len().min(b.len());
@@ -77,8 +85,17 @@ fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     if a == b {
         return n;
     }
-    let same = a.chunks_exact(STRIDE).zip(b.chunks_exact(STRIDE)).take_while(|(x, y)| x == y).count() * STRIDE;
-    same + a[same..].iter().zip(&b[same..]).take_while(|(x, y)| x == y).count()
+    let same = a
+        .chunks_exact(STRIDE)
+        .zip(b.chunks_exact(STRIDE))
+        .take_while(|(x, y)| x == y)
+        .count()
+        * STRIDE;
+    same + a[same..]
+        .iter()
+        .zip(&b[same..])
+        .take_while(|(x, y)| x == y)
+        .count()
 }
 
 #[cfg(test)]
@@ -89,7 +106,10 @@ mod tests {
     fn legal_depths_are_multiples_of_the_lcm_from_zero() {
         let grid = Grid::new(8, 3).unwrap();
         assert_eq!(grid.legal, 24);
-        assert_eq!([0, 23, 24, 47, 48].map(|n| grid.legal_depth(n)), [0, 0, 24, 24, 48]);
+        assert_eq!(
+            [0, 23, 24, 47, 48].map(|n| grid.legal_depth(n)),
+            [0, 0, 24, 24, 48]
+        );
         assert!(Grid::new(u32::MAX, u32::MAX - 1).is_none());
     }
 

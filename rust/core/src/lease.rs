@@ -1,4 +1,5 @@
-//! The lower layer: leases and publishing, for engines whose allocators own KV pages or running states.
+//! The lower layer: leases and publishing, for engines whose allocators own KV pages or running
+//! states.
 
 use crate::cache::Cache;
 use crate::digest::Decision;
@@ -11,8 +12,9 @@ use crate::sequence::{Commit, Reservation, check_depth};
 
 /// What publishing with the engine's own pages did.
 ///
-/// In every case the engine puts `canonical` into its page table and frees `duplicates`; the pages past
-/// [`Cache::lease_depth`] are then its own. After a reset nothing is adopted, so these are the given ones.
+/// In every case the engine puts `canonical` into its page table and frees `duplicates`; the pages
+/// past [`Cache::lease_depth`] are then its own. After a reset nothing is adopted, so these are the
+/// given ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
     /// Whether the state is in the tree.
@@ -24,9 +26,11 @@ pub struct Published {
 }
 
 impl Cache {
-    /// Pins what a lookup found: its node until the lease ends, its checkpoint until [`Cache::lease_loaded`].
+    /// Pins what a lookup found: its node until the lease ends, its checkpoint until
+    /// [`Cache::lease_loaded`].
     ///
-    /// A match without a hit gives a lease at depth 0, which pins nothing and from which a prefix can be published.
+    /// A match without a hit gives a lease at depth 0, which pins nothing and from which a prefix
+    /// can be published.
     ///
     /// # Errors
     /// [`Misuse::Stale`] when that checkpoint is gone; [`Misuse::WrongCache`].
@@ -37,14 +41,37 @@ impl Cache {
             return Err(Misuse::Stale("the cache was reset after the lookup"));
         }
         if let Some(Found { node, serial }) = matched.found {
-            let checkpoint = self.ledger.prefixes.tree.get(node).and_then(|node| node.checkpoint.as_ref());
+            let checkpoint = self
+                .ledger
+                .prefixes
+                .tree
+                .get(node)
+                .and_then(|node| node.checkpoint.as_ref());
             if checkpoint.is_none_or(|checkpoint| checkpoint.serial != serial) {
                 return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
             }
         }
-        let &Match { length, kv_length, branch, reason, generation, found, .. } = matched;
-        let hit = Hit { length, kv_length, branch, reason, generation, found };
-        self.note(Decision::Lease, [length as u64, found.map_or(0, |found| found.serial)]);
+        let &Match {
+            length,
+            kv_length,
+            branch,
+            reason,
+            generation,
+            found,
+            ..
+        } = matched;
+        let hit = Hit {
+            length,
+            kv_length,
+            branch,
+            reason,
+            generation,
+            found,
+        };
+        self.note(
+            Decision::Lease,
+            [length as u64, found.map_or(0, |found| found.serial)],
+        );
         let leased = self.ledger.lease(&matched.namespace, hit);
         self.ledger.consume(hit);
         let key = self.leases.insert(leased);
@@ -76,8 +103,8 @@ impl Cache {
         Ok(node.map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node)))
     }
 
-    /// The load from the leased checkpoint is enqueued: the checkpoint may be evicted again. Repeating it changes
-    /// nothing.
+    /// The load from the leased checkpoint is enqueued: the checkpoint may be evicted again.
+    /// Repeating it changes nothing.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
@@ -86,7 +113,10 @@ impl Cache {
         self.settle();
         self.note(Decision::Loaded, [lease.0.serial]);
         let checkpoint = self.leases[lease.0.key].holdings.checkpoint.take();
-        self.ledger.give_back(Holdings { checkpoint, ..Holdings::default() });
+        self.ledger.give_back(Holdings {
+            checkpoint,
+            ..Holdings::default()
+        });
         Ok(())
     }
 
@@ -117,8 +147,8 @@ impl Cache {
         Ok(self.pend(lease.0.serial, tokens.len(), slot))
     }
 
-    /// Asks whether [`Cache::publish`] is allowed: without `pending`, before a slot is reserved and anything evicted for
-    /// it; with it, before it is consumed.
+    /// Asks whether [`Cache::publish`] is allowed: without `pending`, before a slot is reserved and
+    /// anything evicted for it; with it, before it is consumed.
     ///
     /// # Errors
     /// As [`Cache::reserve`] and [`Cache::publish`].
@@ -143,19 +173,30 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::commit_pages`].
-    pub fn check_commit_pages(&self, sequence: &Sequence, pages: &[u32], pending: &Pending) -> Result<(), Misuse> {
+    pub fn check_commit_pages(
+        &self,
+        sequence: &Sequence,
+        pages: &[u32],
+        pending: &Pending,
+    ) -> Result<(), Misuse> {
         self.own(&sequence.0)?;
         self.check_reserved_by(sequence.0.serial, pending)?;
-        check_pages(&self.ledger, &self.sequences[sequence.0.key].lease, pending.depth, pages)
+        check_pages(
+            &self.ledger,
+            &self.sequences[sequence.0.key].lease,
+            pending.depth,
+            pages,
+        )
     }
 
-    /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the positions from the
-    /// lease's depth to the end of `tokens`; exactly those that the tree lacks are adopted.
+    /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the
+    /// positions from the lease's depth to the end of `tokens`; exactly those that the tree
+    /// lacks are adopted.
     ///
     /// # Errors
-    /// [`Misuse::LengthMismatch`], [`Misuse::PageOwnership`], [`Misuse::PrefixMismatch`], [`Misuse::NotYourPending`],
-    /// [`Misuse::PoolMode`] with an internal KV pool, whose pages belong to sequences. The pending checkpoint is
-    /// consumed in every case.
+    /// [`Misuse::LengthMismatch`], [`Misuse::PageOwnership`], [`Misuse::PrefixMismatch`],
+    /// [`Misuse::NotYourPending`], [`Misuse::PoolMode`] with an internal KV pool, whose pages
+    /// belong to sequences. The pending checkpoint is consumed in every case.
     pub fn publish(
         &mut self,
         lease: &Lease,
@@ -167,21 +208,40 @@ impl Cache {
         self.settle();
         let state = self.writing(pending);
         let leased = &mut self.leases[lease.0.key];
-        Ok(publish(&mut self.ledger, self.inbox.cache, leased, tokens, pages, state))
+        Ok(publish(
+            &mut self.ledger,
+            self.inbox.cache,
+            leased,
+            tokens,
+            pages,
+            state,
+        ))
     }
 
     /// [`Cache::commit`] for a sequence whose KV pages are the engine's. See [`Cache::publish`].
     ///
     /// # Errors
     /// As [`Cache::publish`].
-    pub fn commit_pages(&mut self, sequence: &Sequence, pages: &[u32], pending: Pending) -> Result<Published, Misuse> {
+    pub fn commit_pages(
+        &mut self,
+        sequence: &Sequence,
+        pages: &[u32],
+        pending: Pending,
+    ) -> Result<Published, Misuse> {
         self.check_commit_pages(sequence, pages, &pending)?;
         self.settle();
         let depth = pending.depth;
         let state = self.writing(pending);
         let running = &mut self.sequences[sequence.0.key];
         let tokens = &running.tokens[..depth];
-        Ok(publish(&mut self.ledger, self.inbox.cache, &mut running.lease, tokens, pages, state))
+        Ok(publish(
+            &mut self.ledger,
+            self.inbox.cache,
+            &mut running.lease,
+            tokens,
+            pages,
+            state,
+        ))
     }
 
     /// The checkpoint slot that a lease still pins for loading.
@@ -197,21 +257,48 @@ impl Cache {
 }
 
 fn check_length(what: &'static str, given: usize, expected: usize) -> Result<(), Misuse> {
-    if given == expected { Ok(()) } else { Err(Misuse::LengthMismatch { what, given, expected }) }
+    if given == expected {
+        Ok(())
+    } else {
+        Err(Misuse::LengthMismatch {
+            what,
+            given,
+            expected,
+        })
+    }
 }
 
 fn check_prefix(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {
-    let Some(node) = leased.holdings.node else { return Ok(()) };
+    let Some(node) = leased.holdings.node else {
+        return Ok(());
+    };
     let tree = &ledger.prefixes.tree;
-    if tree.agrees(node, tokens) { Ok(()) } else { Err(Misuse::PrefixMismatch { leased: leased.depth }) }
+    if tree.agrees(node, tokens) {
+        Ok(())
+    } else {
+        Err(Misuse::PrefixMismatch {
+            leased: leased.depth,
+        })
+    }
 }
 
-fn check_pages(ledger: &Ledger, leased: &Leased, depth: usize, pages: &[u32]) -> Result<(), Misuse> {
+fn check_pages(
+    ledger: &Ledger,
+    leased: &Leased,
+    depth: usize,
+    pages: &[u32],
+) -> Result<(), Misuse> {
     if ledger.allocates_kv() {
-        return Err(Misuse::PoolMode("the cache owns the kv pages: commit a sequence instead"));
+        return Err(Misuse::PoolMode(
+            "the cache owns the kv pages: commit a sequence instead",
+        ));
     }
     let new = depth.saturating_sub(leased.depth);
-    let expected = if ledger.has_kv() { new / ledger.prefixes.grid.page } else { 0 };
+    let expected = if ledger.has_kv() {
+        new / ledger.prefixes.grid.page
+    } else {
+        0
+    };
     check_length("pages", pages.len(), expected)?;
     ledger.prefixes.kv.check_adoptable(pages)
 }
@@ -225,8 +312,15 @@ fn publish(
     state: Slot<Checkpoint>,
 ) -> Published {
     if let Err(skip) = ledger.check_current(leased) {
-        ledger.give_back(Holdings { state: Some(state), ..Holdings::default() });
-        return Published { outcome: Commit::Skipped(skip), canonical: pages.to_vec(), duplicates: Vec::new() };
+        ledger.give_back(Holdings {
+            state: Some(state),
+            ..Holdings::default()
+        });
+        return Published {
+            outcome: Commit::Skipped(skip),
+            canonical: pages.to_vec(),
+            duplicates: Vec::new(),
+        };
     }
     let adopted = ledger.prefixes.kv.adopt(pages);
     let (outcome, duplicates) = ledger.publish(cache, leased, tokens, adopted, state);
@@ -235,5 +329,9 @@ fn publish(
         let path = ledger.prefixes.tree.path_pages(node);
         path[path.len() - pages.len()..].to_vec()
     });
-    Published { outcome: outcome.into(), canonical, duplicates }
+    Published {
+        outcome: outcome.into(),
+        canonical,
+        duplicates,
+    }
 }

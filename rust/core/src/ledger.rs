@@ -29,8 +29,18 @@ pub(crate) struct Holdings {
 
 impl Holdings {
     fn is_empty(&self) -> bool {
-        let Self { node, checkpoint, pages, active, state } = self;
-        node.is_none() && checkpoint.is_none() && pages.is_empty() && active.is_empty() && state.is_none()
+        let Self {
+            node,
+            checkpoint,
+            pages,
+            active,
+            state,
+        } = self;
+        node.is_none()
+            && checkpoint.is_none()
+            && pages.is_empty()
+            && active.is_empty()
+            && state.is_none()
     }
 }
 
@@ -72,11 +82,11 @@ pub struct Stored {
     pub slot: u32,
     /// Names this store; never reused.
     pub serial: u64,
-    /// The step that writes it; lookups ignore it until that step and all begun before it have retired. `None`: ready
-    /// at once.
+    /// The step that writes it; lookups ignore it until that step and all begun before it have
+    /// retired. `None`: ready at once.
     pub step: Option<u64>,
-    /// How often this state has been encoded since it was computed: 1 for a prompt computed from its start, one more
-    /// than the checkpoint it continued otherwise.
+    /// How often this state has been encoded since it was computed: 1 for a prompt computed from
+    /// its start, one more than the checkpoint it continued otherwise.
     pub generation: u32,
     /// Tokens whose private pages were replaced by pages that were cached already; empty if none.
     pub replaced: Range<usize>,
@@ -109,7 +119,14 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     pub(crate) fn new(prefixes: Prefixes, active: Pool<Active>) -> Self {
-        Self { prefixes, active, steps: Steps::new(), epoch: 0, stats: Stats::default(), serial: 0 }
+        Self {
+            prefixes,
+            active,
+            steps: Steps::new(),
+            epoch: 0,
+            stats: Stats::default(),
+            serial: 0,
+        }
     }
 
     pub(crate) fn next_serial(&mut self) -> u64 {
@@ -129,7 +146,11 @@ impl Ledger {
 
     /// Pages that positions `0..tokens` take from the internal pool.
     pub(crate) fn pages_for(&self, tokens: usize) -> usize {
-        if self.allocates_kv() { tokens.div_ceil(self.prefixes.grid.page) } else { 0 }
+        if self.allocates_kv() {
+            tokens.div_ceil(self.prefixes.grid.page)
+        } else {
+            0
+        }
     }
 
     /// Pins what a lookup found, in place.
@@ -140,8 +161,21 @@ impl Ledger {
             holdings.checkpoint = Some(self.prefixes.pin_checkpoint(node.index));
             holdings.node = Some(node.index);
         }
-        let (namespace, Hit { length: depth, generation, .. }) = (namespace.clone(), hit);
-        Leased { namespace, epoch: self.epoch, depth, generation, holdings }
+        let (
+            namespace,
+            Hit {
+                length: depth,
+                generation,
+                ..
+            },
+        ) = (namespace.clone(), hit);
+        Leased {
+            namespace,
+            epoch: self.epoch,
+            depth,
+            generation,
+            holdings,
+        }
     }
 
     /// Counts a match that is being used, and refreshes the checkpoint it consumes.
@@ -154,17 +188,29 @@ impl Ledger {
 
     /// An error when `tokens` positions or one running state exceed what the pools could ever give.
     pub(crate) fn feasible(&self, tokens: usize) -> Result<(), Shortage> {
-        let (wanted, capacity) = (self.pages_for(tokens), self.prefixes.kv.config().capacity as usize);
+        let (wanted, capacity) = (
+            self.pages_for(tokens),
+            self.prefixes.kv.config().capacity as usize,
+        );
         if wanted > capacity {
-            return Err(Shortage::NeverFits { pool: PoolKind::Kv, wanted, capacity });
+            return Err(Shortage::NeverFits {
+                pool: PoolKind::Kv,
+                wanted,
+                capacity,
+            });
         }
         if !self.active.config().external && self.active.config().capacity == 0 {
-            return Err(Shortage::NeverFits { pool: PoolKind::Active, wanted: 1, capacity: 0 });
+            return Err(Shortage::NeverFits {
+                pool: PoolKind::Active,
+                wanted: 1,
+                capacity: 0,
+            });
         }
         Ok(())
     }
 
-    /// Takes a running state and `pages` pages, evicting exactly the pages that are missing; or changes nothing.
+    /// Takes a running state and `pages` pages, evicting exactly the pages that are missing; or
+    /// changes nothing.
     pub(crate) fn claim(&mut self, pages: usize) -> Result<Holdings, OutOfSlots> {
         let external = self.active.config().external;
         if !external && self.active.usage().free == 0 {
@@ -172,7 +218,11 @@ impl Ledger {
         }
         let pages = self.claim_pages(pages)?;
         let active = self.active.take_many(usize::from(!external))?;
-        Ok(Holdings { pages, active, ..Holdings::default() })
+        Ok(Holdings {
+            pages,
+            active,
+            ..Holdings::default()
+        })
     }
 
     /// Takes pages, evicting exactly what is missing; or changes nothing.
@@ -185,7 +235,11 @@ impl Ledger {
     }
 
     /// A checkpoint slot for the state at the end of `tokens`, or why there is to be none.
-    pub(crate) fn reserve(&mut self, lease: &Leased, tokens: &[u32]) -> Result<Slot<Checkpoint>, Skip> {
+    pub(crate) fn reserve(
+        &mut self,
+        lease: &Leased,
+        tokens: &[u32],
+    ) -> Result<Slot<Checkpoint>, Skip> {
         if tokens.is_empty() {
             self.stats.refusals.not_aligned += 1;
             return Err(Skip::NotAligned);
@@ -203,12 +257,19 @@ impl Ledger {
         if missing > 0 {
             self.stats.evictions.for_checkpoint += self.prefixes.evict_checkpoints(missing);
         }
-        Ok(self.prefixes.checkpoints.take().expect("what eviction frees is usable when it returns"))
+        Ok(self
+            .prefixes
+            .checkpoints
+            .take()
+            .expect("what eviction frees is usable when it returns"))
     }
 
     /// Counts and reports a lease that is older than the last reset, or whose prefix was refused.
     pub(crate) fn check_current(&mut self, lease: &Leased) -> Result<(), Skip> {
-        let attached = lease.holdings.node.is_none_or(|node| self.prefixes.tree.node(node).attached);
+        let attached = lease
+            .holdings
+            .node
+            .is_none_or(|node| self.prefixes.tree.node(node).attached);
         if lease.epoch == self.epoch && attached {
             return Ok(());
         }
@@ -216,8 +277,9 @@ impl Ledger {
         Err(Skip::Reset)
     }
 
-    /// Publishes tokens, pages and state together. `pages` are those of the positions past the lease's depth. The
-    /// lease moves only deeper. The caller has seen that the lease is current.
+    /// Publishes tokens, pages and state together. `pages` are those of the positions past the
+    /// lease's depth. The lease moves only deeper. The caller has seen that the lease is
+    /// current.
     pub(crate) fn publish(
         &mut self,
         cache: u64,
@@ -230,7 +292,10 @@ impl Ledger {
         let placed = self.place(lease, tokens, pages);
         let outcome = if duplicate {
             self.stats.duplicates += 1;
-            self.give_back(Holdings { state: Some(state), ..Holdings::default() });
+            self.give_back(Holdings {
+                state: Some(state),
+                ..Holdings::default()
+            });
             Err(Skip::Duplicate)
         } else {
             Ok(self.store(cache, &placed, state, lease.generation + 1))
@@ -246,7 +311,9 @@ impl Ledger {
         }
         self.prefixes.kv.retire(holdings.pages.len());
         self.active.retire(holdings.active.len());
-        self.prefixes.checkpoints.retire(holdings.state.iter().len());
+        self.prefixes
+            .checkpoints
+            .retire(holdings.state.iter().len());
         self.steps.wait(holdings);
     }
 
@@ -255,14 +322,22 @@ impl Ledger {
         while let Some(holdings) = self.steps.next_retired() {
             self.prefixes.kv.end_retirement(holdings.pages.len());
             self.active.end_retirement(holdings.active.len());
-            self.prefixes.checkpoints.end_retirement(holdings.state.iter().len());
+            self.prefixes
+                .checkpoints
+                .end_retirement(holdings.state.iter().len());
             self.release(holdings);
         }
     }
 
     /// Gives back at once, for what no step can have touched.
     pub(crate) fn release(&mut self, holdings: Holdings) {
-        let Holdings { node, checkpoint, pages, active, state } = holdings;
+        let Holdings {
+            node,
+            checkpoint,
+            pages,
+            active,
+            state,
+        } = holdings;
         // The checkpoint's pin first: it relies on the node's.
         if let Some(pin) = checkpoint {
             self.prefixes.unpin_checkpoint(pin);
@@ -272,7 +347,9 @@ impl Ledger {
         }
         self.prefixes.kv.release(pages);
         self.active.release(active);
-        state.into_iter().for_each(|slot| self.prefixes.checkpoints.release(slot));
+        state
+            .into_iter()
+            .for_each(|slot| self.prefixes.checkpoints.release(slot));
     }
 
     /// Bytes of each pool that are not free.
@@ -282,20 +359,33 @@ impl Ledger {
             let units = usage.held + usage.evictable + usage.pinned + usage.retiring;
             units as u64 * pool.config().unit_bytes
         }
-        Bytes { kv: used(&self.prefixes.kv), active: used(&self.active), checkpoints: used(&self.prefixes.checkpoints) }
+        Bytes {
+            kv: used(&self.prefixes.kv),
+            active: used(&self.active),
+            checkpoints: used(&self.prefixes.checkpoints),
+        }
     }
 
     /// Where a lease's keys start in the tree.
     fn origin(&self, lease: &Leased) -> Option<u32> {
-        lease.holdings.node.or_else(|| self.prefixes.tree.root(&lease.namespace))
+        lease
+            .holdings
+            .node
+            .or_else(|| self.prefixes.tree.root(&lease.namespace))
     }
 
     /// Makes the tree hold `tokens`, moving in the pages that it lacks.
     fn place(&mut self, lease: &Leased, tokens: &[u32], mut pages: Slots<Kv>) -> Placed {
         let depth = tokens.len();
-        let from = self.origin(lease).unwrap_or_else(|| self.prefixes.tree.ensure_root(&lease.namespace));
+        let from = self
+            .origin(lease)
+            .unwrap_or_else(|| self.prefixes.tree.ensure_root(&lease.namespace));
         if depth <= lease.depth {
-            return Placed { node: self.prefixes.node_at(from, depth), brought: depth, ..Placed::default() };
+            return Placed {
+                node: self.prefixes.node_at(from, depth),
+                brought: depth,
+                ..Placed::default()
+            };
         }
         let mut node = self.prefixes.descend(from, tokens);
         let existing = self.prefixes.tree.node(node).end;
@@ -303,23 +393,64 @@ impl Ledger {
         if existing < depth {
             node = self.prefixes.extend(node, &tokens[existing..], missing);
         }
-        let replaced = if pages.is_empty() { 0..0 } else { lease.depth..existing };
+        let replaced = if pages.is_empty() {
+            0..0
+        } else {
+            lease.depth..existing
+        };
         let brought = if self.has_kv() { existing } else { depth };
-        Placed { node, brought, duplicates: pages, replaced }
+        Placed {
+            node,
+            brought,
+            duplicates: pages,
+            replaced,
+        }
     }
 
-    fn store(&mut self, cache: u64, placed: &Placed, state: Slot<Checkpoint>, generation: u32) -> Stored {
-        let &Placed { node, brought, ref replaced, .. } = placed;
+    fn store(
+        &mut self,
+        cache: u64,
+        placed: &Placed,
+        state: Slot<Checkpoint>,
+        generation: u32,
+    ) -> Stored {
+        let &Placed {
+            node,
+            brought,
+            ref replaced,
+            ..
+        } = placed;
         let (slot, serial, step) = (state.id(), self.next_serial(), self.steps.writer());
-        self.prefixes.attach(node, state, Origin { serial, ready: step.is_none(), generation });
+        self.prefixes.attach(
+            node,
+            state,
+            Origin {
+                serial,
+                ready: step.is_none(),
+                generation,
+            },
+        );
         let id = self.prefixes.tree.id(node);
         if let Some(step) = step {
             self.steps.writes(step, CheckpointPin { node: id, serial });
         }
         self.stats.stored += 1;
         let depth = self.prefixes.tree.node(node).end;
-        self.prefixes.digest.note(Decision::Store, [slot.into(), depth as u64, replaced.end as u64]);
-        Stored { depth, slot, serial, step, generation, replaced: replaced.clone(), node: id, brought, cache }
+        self.prefixes.digest.note(
+            Decision::Store,
+            [slot.into(), depth as u64, replaced.end as u64],
+        );
+        Stored {
+            depth,
+            slot,
+            serial,
+            step,
+            generation,
+            replaced: replaced.clone(),
+            node: id,
+            brought,
+            cache,
+        }
     }
 
     /// Moves a lease to `node` if that is deeper.

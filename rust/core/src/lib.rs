@@ -1,9 +1,11 @@
-//! A prefix cache for models with recurrent state: Gated DeltaNet, KDA, Mamba2 and their hybrids with attention.
+//! A prefix cache for models with recurrent state: Gated DeltaNet, KDA, Mamba2 and their hybrids
+//! with attention.
 //!
-//! Such a layer keeps one state per sequence instead of a KV cache that grows. Reusing a prefix takes its state at
-//! exactly that depth and, for the attention layers, its KV pages. This crate keeps both in a radix tree, lends them to
-//! running requests, and decides what goes when a pool is short. It decides and moves nothing: it sees tokens and slot
-//! numbers, never tensors, and says *which* row of which pool the engine, or a codec, is to fill.
+//! Such a layer keeps one state per sequence instead of a KV cache that grows. Reusing a prefix
+//! takes its state at exactly that depth and, for the attention layers, its KV pages. This crate
+//! keeps both in a radix tree, lends them to running requests, and decides what goes when a pool is
+//! short. It decides and moves nothing: it sees tokens and slot numbers, never tensors, and says
+//! *which* row of which pool the engine, or a codec, is to fill.
 //!
 //! ```
 //! use radixstate::{Begin, Cache, Commit, Config, Namespace, PoolConfig, Reservation, StartOptions, Started};
@@ -49,33 +51,38 @@
 //! | [`PoolKind::Active`] | the full-precision state of a running request | a sequence; by type never the tree |
 //! | [`PoolKind::Checkpoint`] | an encoded state | the tree, or a pending checkpoint |
 //!
-//! Ids are `1..=capacity`: row 0 of every tensor is the sink for padding. [`Cache::usage`] says at any moment where the
-//! slots are: `capacity = free + held + evictable + pinned + retiring`. [`Cache::check`] proves it from nothing.
+//! Ids are `1..=capacity`: row 0 of every tensor is the sink for padding. [`Cache::usage`] says at
+//! any moment where the slots are: `capacity = free + held + evictable + pinned + retiring`.
+//! [`Cache::check`] proves it from nothing.
 //!
 //! # Two layers
 //!
-//! A [`Sequence`] owns all of a request: [`start`](Cache::start), [`loaded`](Cache::loaded), [`grow`](Cache::grow),
-//! [`append`](Cache::append), [`reserve_checkpoint`](Cache::reserve_checkpoint), [`commit`](Cache::commit),
-//! [`finish`](Cache::finish). It is made from the lower layer, which engines with allocators of their own call
-//! instead: [`lookup`](Cache::lookup), [`lease`](Cache::lease), [`reserve`](Cache::reserve),
-//! [`publish`](Cache::publish), [`evict`](Cache::evict), [`take_freed`](Cache::take_freed). With
-//! [`PoolConfig::external`] the cache allocates nothing: it adopts the pages that the tree lacks when a prefix is
-//! published, and hands each back once when it is evicted.
+//! A [`Sequence`] owns all of a request: [`start`](Cache::start), [`loaded`](Cache::loaded),
+//! [`grow`](Cache::grow), [`append`](Cache::append),
+//! [`reserve_checkpoint`](Cache::reserve_checkpoint), [`commit`](Cache::commit),
+//! [`finish`](Cache::finish). It is made from the lower layer, which engines with allocators of
+//! their own call instead: [`lookup`](Cache::lookup), [`lease`](Cache::lease),
+//! [`reserve`](Cache::reserve), [`publish`](Cache::publish), [`evict`](Cache::evict),
+//! [`take_freed`](Cache::take_freed). With [`PoolConfig::external`] the cache allocates nothing: it
+//! adopts the pages that the tree lacks when a prefix is published, and hands each back once when
+//! it is evicted.
 //!
-//! Handles may be dropped at any time, on any thread; what they held comes back at the cache's next call.
+//! Handles may be dropped at any time, on any thread; what they held comes back at the cache's next
+//! call.
 //!
 //! # Steps
 //!
-//! An engine whose device runs behind brackets each launch with [`begin_step`](Cache::begin_step) and
-//! [`retire_step`](Cache::retire_step). What sequences give back meanwhile, pins included, waits for the steps begun
-//! before, and a checkpoint is matched only when the step that writes it has retired, with those begun before it. Without steps everything is
-//! usable at once.
+//! An engine whose device runs behind brackets each launch with [`begin_step`](Cache::begin_step)
+//! and [`retire_step`](Cache::retire_step). What sequences give back meanwhile, pins included,
+//! waits for the steps begun before, and a checkpoint is matched only when the step that writes it
+//! has retired, with those begun before it. Without steps everything is usable at once.
 //!
 //! # What goes wrong
 //!
-//! A shortage is normal: [`Shortage`] says what a scheduler needs to act, and nothing was evicted for it. Storing a
-//! checkpoint is optional work, so want of room is a [`Skip`], not an error. [`Misuse`] names the rule a caller broke.
-//! Neither has changed anything. What remains is a bug of this crate, and panics with the invariant.
+//! A shortage is normal: [`Shortage`] says what a scheduler needs to act, and nothing was evicted
+//! for it. Storing a checkpoint is optional work, so want of room is a [`Skip`], not an error.
+//! [`Misuse`] names the rule a caller broke. Neither has changed anything. What remains is a bug of
+//! this crate, and panics with the invariant.
 #![forbid(unsafe_code)]
 
 mod cache;

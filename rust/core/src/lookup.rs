@@ -1,4 +1,5 @@
-//! The read-only question: how much of a prompt can be reused. Splits nothing, allocates nothing, refreshes nothing.
+//! The read-only question: how much of a prompt can be reused. Splits nothing, allocates nothing,
+//! refreshes nothing.
 
 use crate::key::Namespace;
 use crate::node::NodeId;
@@ -26,8 +27,8 @@ pub struct Match {
     pub length: usize,
     /// Tokens whose KV is cached, in whole pages; at least `length`.
     pub kv_length: usize,
-    /// Deepest legal depth at which a checkpoint would have helped this prompt. Cutting the prefill there and storing
-    /// one serves the next prompt that branches off here.
+    /// Deepest legal depth at which a checkpoint would have helped this prompt. Cutting the
+    /// prefill there and storing one serves the next prompt that branches off here.
     pub branch: Option<usize>,
     /// Why `length` is what it is.
     pub reason: Reason,
@@ -58,17 +59,27 @@ pub(crate) struct Hit {
 }
 
 impl Hit {
-    pub(crate) const NOTHING: Self =
-        Self { length: 0, kv_length: 0, branch: None, reason: Reason::NoPrefix, generation: 0, found: None };
+    pub(crate) const NOTHING: Self = Self {
+        length: 0,
+        kv_length: 0,
+        branch: None,
+        reason: Reason::NoPrefix,
+        generation: 0,
+        found: None,
+    };
 }
 
 impl Prefixes {
     /// The deepest ready checkpoint on the key's path that is no deeper than `limit`.
     pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], limit: usize) -> Hit {
-        let Some(root) = self.tree.root(namespace) else { return Hit::NOTHING };
+        let Some(root) = self.tree.root(namespace) else {
+            return Hit::NOTHING;
+        };
         let (mut deepest, mut unready, mut occupied) = (None, false, 0);
         let reach = self.tree.walk(root, tokens, |index, node| {
-            let Some(checkpoint) = node.checkpoint.as_ref().filter(|_| node.end <= limit) else { return };
+            let Some(checkpoint) = node.checkpoint.as_ref().filter(|_| node.end <= limit) else {
+                return;
+            };
             occupied = node.end;
             if checkpoint.ready {
                 deepest = Some((index, node.end, checkpoint));
@@ -91,7 +102,10 @@ impl Prefixes {
             branch: (useful > length && useful != occupied).then_some(useful),
             reason,
             generation: deepest.map_or(0, |(_, _, checkpoint)| checkpoint.generation),
-            found: deepest.map(|(index, _, checkpoint)| Found { node: self.tree.id(index), serial: checkpoint.serial }),
+            found: deepest.map(|(index, _, checkpoint)| Found {
+                node: self.tree.id(index),
+                serial: checkpoint.serial,
+            }),
         }
     }
 }

@@ -90,6 +90,10 @@ mod tests {
     /// A walk touches every node on its path.
     #[test]
     fn a_node_is_two_cache_lines_at_most() {
-        assert!(size_of::<Option<Node>>() + size_of::<u32>() <= 128, "{}", size_of::<Option<Node>>());
+        assert!(
+            size_of::<Option<Node>>() + size_of::<u32>() <= 128,
+            "{}",
+            size_of::<Option<Node>>()
+        );
     }
 }

@@ -96,12 +96,20 @@ pub struct PoolConfig {
 impl PoolConfig {
     /// A pool the cache allocates from.
     pub fn internal(capacity: u32) -> Self {
-        Self { capacity, external: false, unit_bytes: 0 }
+        Self {
+            capacity,
+            external: false,
+            unit_bytes: 0,
+        }
     }
 
     /// A pool the engine allocates from, with ids `1..=capacity`.
     pub fn external(capacity: u32) -> Self {
-        Self { capacity, external: true, unit_bytes: 0 }
+        Self {
+            capacity,
+            external: true,
+            unit_bytes: 0,
+        }
     }
 
     /// The same with the bytes of one slot.
@@ -129,8 +137,8 @@ pub struct Usage {
     pub outbox: usize,
 }
 
-/// Which ids are at hand. Bookkeeping grows with use, so a capacity costs nothing: it takes a bit for each id up to the
-/// highest that was given back, or adopted.
+/// Which ids are at hand. Bookkeeping grows with use, so a capacity costs nothing: it takes a bit
+/// for each id up to the highest that was given back, or adopted.
 #[derive(Debug)]
 enum Ids<P> {
     /// The pool allocates: the lowest free id first.
@@ -149,8 +157,8 @@ enum Ids<P> {
     },
 }
 
-/// A pool of slots with O(1) counters. It gives out ids and takes them back; who has them meanwhile is the owners'
-/// to know, and counted here by kind.
+/// A pool of slots with O(1) counters. It gives out ids and takes them back; who has them meanwhile
+/// is the owners' to know, and counted here by kind.
 #[derive(Debug)]
 pub struct Pool<P> {
     config: PoolConfig,
@@ -163,11 +171,31 @@ impl<P: Tag> Pool<P> {
     pub fn new(config: PoolConfig) -> Self {
         let capacity = config.capacity as usize;
         let (free, ids) = if config.external {
-            (0, Ids::External { adopted: IdSet::new(), outbox: Slots::default() })
+            (
+                0,
+                Ids::External {
+                    adopted: IdSet::new(),
+                    outbox: Slots::default(),
+                },
+            )
         } else {
-            (capacity, Ids::Internal { free: IdSet::new(), used: 0 })
+            (
+                capacity,
+                Ids::Internal {
+                    free: IdSet::new(),
+                    used: 0,
+                },
+            )
         };
-        Self { config, counts: Usage { capacity, free, ..Usage::default() }, ids }
+        Self {
+            config,
+            counts: Usage {
+                capacity,
+                free,
+                ..Usage::default()
+            },
+            ids,
+        }
     }
 
     /// How the pool was made.
@@ -182,14 +210,25 @@ impl<P: Tag> Pool<P> {
 
     /// A shortage of `wanted` slots, as the counters stand.
     pub(crate) fn short(&self, wanted: usize) -> OutOfSlots {
-        let Usage { free, evictable, .. } = self.counts;
-        OutOfSlots { pool: P::KIND, wanted, free, evictable }
+        let Usage {
+            free, evictable, ..
+        } = self.counts;
+        OutOfSlots {
+            pool: P::KIND,
+            wanted,
+            free,
+            evictable,
+        }
     }
 
     /// How many slots eviction must free before `wanted` can be taken; an error when it can't.
     pub(crate) fn shortfall(&self, wanted: usize) -> Result<usize, OutOfSlots> {
         let missing = wanted.saturating_sub(self.counts.free);
-        if missing > self.counts.evictable { Err(self.short(wanted)) } else { Ok(missing) }
+        if missing > self.counts.evictable {
+            Err(self.short(wanted))
+        } else {
+            Ok(missing)
+        }
     }
 
     /// Takes the lowest free slot.
@@ -207,7 +246,9 @@ impl<P: Tag> Pool<P> {
         }
         let (mut slots, mut left) = (Slots::default(), n);
         while left > 0 {
-            let run = self.pop(left).expect("as many slots are free as are counted");
+            let run = self
+                .pop(left)
+                .expect("as many slots are free as are counted");
             left -= run.count as usize;
             slots.push(run);
         }
@@ -265,27 +306,46 @@ impl<P: Tag> Pool<P> {
         let mut sorted = ids.to_vec();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Misuse::PageOwnership { page: pair[0], why: "is given twice" });
+            return Err(Misuse::PageOwnership {
+                page: pair[0],
+                why: "is given twice",
+            });
         }
         match ids.iter().find(|&&id| !self.in_range(id) || self.owns(id)) {
             None => Ok(()),
-            Some(&page) if !self.in_range(page) => Err(Misuse::PageOwnership { page, why: "is outside 1..=capacity" }),
-            Some(&page) => Err(Misuse::PageOwnership { page, why: "already belongs to the cache" }),
+            Some(&page) if !self.in_range(page) => Err(Misuse::PageOwnership {
+                page,
+                why: "is outside 1..=capacity",
+            }),
+            Some(&page) => Err(Misuse::PageOwnership {
+                page,
+                why: "already belongs to the cache",
+            }),
         }
     }
 
     /// Takes over pages of the engine, which `check_adoptable` has seen; they are then held.
     pub(crate) fn adopt(&mut self, ids: &[u32]) -> Slots<P> {
         let mut slots = Slots::default();
-        ids.iter().for_each(|&id| slots.push(Run { first: id, count: 1 }));
+        ids.iter().for_each(|&id| {
+            slots.push(Run {
+                first: id,
+                count: 1,
+            })
+        });
         for &run in slots.runs() {
-            assert!(self.adopted().insert(run), "a slot has exactly one owner: {} {run:?} was adopted before", P::KIND);
+            assert!(
+                self.adopted().insert(run),
+                "a slot has exactly one owner: {} {run:?} was adopted before",
+                P::KIND
+            );
         }
         self.counts.held += slots.len();
         slots
     }
 
-    /// Returns pages that were adopted a moment ago, and turned out not to be needed, to the engine.
+    /// Returns pages that were adopted a moment ago, and turned out not to be needed, to the
+    /// engine.
     pub(crate) fn hand_back(&mut self, slots: Slots<P>) -> Vec<u32> {
         self.counts.held -= slots.len();
         self.disown(slots)
@@ -293,7 +353,9 @@ impl<P: Tag> Pool<P> {
 
     /// What eviction has freed for the engine since the last call, each id once.
     pub(crate) fn take_outbox(&mut self) -> Vec<u32> {
-        let Ids::External { outbox, .. } = &mut self.ids else { return Vec::new() };
+        let Ids::External { outbox, .. } = &mut self.ids else {
+            return Vec::new();
+        };
         let freed = std::mem::take(outbox);
         self.counts.outbox = 0;
         self.disown(freed)
@@ -304,7 +366,8 @@ impl<P: Tag> Pool<P> {
         (1..=self.config.capacity).contains(&id)
     }
 
-    /// Whether an id is the cache's: of an external pool, one that the engine has handed over and not got back.
+    /// Whether an id is the cache's: of an external pool, one that the engine has handed over and
+    /// not got back.
     pub(crate) fn owns(&self, id: u32) -> bool {
         match &self.ids {
             Ids::Internal { .. } => self.in_range(id),
@@ -312,34 +375,56 @@ impl<P: Tag> Pool<P> {
         }
     }
 
-    /// The highest id ever handed out; 0 for an external pool. All above it are as they were at first.
+    /// The highest id ever handed out; 0 for an external pool. All above it are as they were at
+    /// first.
     pub(crate) fn used(&self) -> u32 {
-        if let Ids::Internal { used, .. } = self.ids { used } else { 0 }
+        if let Ids::Internal { used, .. } = self.ids {
+            used
+        } else {
+            0
+        }
     }
 
     /// Ids given back.
     pub(crate) fn free_ids(&self) -> Vec<u32> {
-        if let Ids::Internal { free, .. } = &self.ids { free.iter().collect() } else { Vec::new() }
+        if let Ids::Internal { free, .. } = &self.ids {
+            free.iter().collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Ids taken over from the engine.
     pub(crate) fn adopted_ids(&self) -> Vec<u32> {
-        if let Ids::External { adopted, .. } = &self.ids { adopted.iter().collect() } else { Vec::new() }
+        if let Ids::External { adopted, .. } = &self.ids {
+            adopted.iter().collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Ids that wait for the engine to take them.
     pub(crate) fn outbox_ids(&self) -> Vec<u32> {
-        if let Ids::External { outbox, .. } = &self.ids { outbox.ids().collect() } else { Vec::new() }
+        if let Ids::External { outbox, .. } = &self.ids {
+            outbox.ids().collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// The lowest free ids that follow each other, at most `most`.
     fn pop(&mut self, most: usize) -> Option<Run> {
-        let Ids::Internal { free, used } = &mut self.ids else { return None };
+        let Ids::Internal { free, used } = &mut self.ids else {
+            return None;
+        };
         if let Some(run) = free.pop(most) {
             return Some(run);
         }
         let count = (self.config.capacity - *used).min(u32::try_from(most).unwrap_or(u32::MAX));
-        let run = (count > 0).then(|| Run { first: *used + 1, count });
+        let run = (count > 0).then(|| Run {
+            first: *used + 1,
+            count,
+        });
         *used += count;
         run
     }
@@ -357,21 +442,31 @@ impl<P: Tag> Pool<P> {
                 self.counts.free += slots.len();
                 for &run in slots.runs() {
                     let was_out = run.last() <= *used && free.insert(run);
-                    assert!(was_out, "a slot has exactly one owner: {} {run:?} is freed twice", P::KIND);
+                    assert!(
+                        was_out,
+                        "a slot has exactly one owner: {} {run:?} is freed twice",
+                        P::KIND
+                    );
                 }
             }
         }
     }
 
     fn adopted(&mut self) -> &mut IdSet {
-        let Ids::External { adopted, .. } = &mut self.ids else { unreachable!("an internal pool adopts nothing") };
+        let Ids::External { adopted, .. } = &mut self.ids else {
+            unreachable!("an internal pool adopts nothing")
+        };
         adopted
     }
 
     /// The ids are the engine's again.
     fn disown(&mut self, slots: Slots<P>) -> Vec<u32> {
         for &run in slots.runs() {
-            assert!(self.adopted().remove(run), "a slot has exactly one owner: {} {run:?} was not adopted", P::KIND);
+            assert!(
+                self.adopted().remove(run),
+                "a slot has exactly one owner: {} {run:?} was not adopted",
+                P::KIND
+            );
         }
         slots.ids().collect()
     }
@@ -389,10 +484,23 @@ mod tests {
         assert_eq!(pool.take().unwrap().id(), 4);
         pool.release(slots.split_off(1));
         pool.release(slots);
-        assert_eq!(pool.take_many(4).unwrap().ids().collect::<Vec<_>>(), [1, 2, 3, 5]);
+        assert_eq!(
+            pool.take_many(4).unwrap().ids().collect::<Vec<_>>(),
+            [1, 2, 3, 5]
+        );
         let short = pool.take().unwrap_err();
-        assert_eq!(short.to_string(), "active pool: wanted 1, 0 free, 0 evictable");
-        assert_eq!(pool.usage(), Usage { capacity: 5, held: 5, ..Usage::default() });
+        assert_eq!(
+            short.to_string(),
+            "active pool: wanted 1, 0 free, 0 evictable"
+        );
+        assert_eq!(
+            pool.usage(),
+            Usage {
+                capacity: 5,
+                held: 5,
+                ..Usage::default()
+            }
+        );
     }
 
     #[test]
@@ -403,7 +511,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "a slot has exactly one owner: kv Run { first: 2, count: 1 } is freed twice")]
+    #[should_panic(
+        expected = "a slot has exactly one owner: kv Run { first: 2, count: 1 } is freed twice"
+    )]
     fn a_slot_that_is_free_is_not_freed_again() {
         let mut pool = Pool::<Kv>::new(PoolConfig::internal(2));
         let _slots = pool.take_many(2).unwrap();
@@ -416,7 +526,10 @@ mod tests {
         let mut pool = Pool::<Kv>::new(PoolConfig::internal(u32::MAX));
         let mut slots = pool.take_many(u32::MAX as usize - 1).unwrap();
         slots.append(pool.take().unwrap().into());
-        assert_eq!((slots.ids().next_back(), slots.len()), (Some(u32::MAX), u32::MAX as usize));
+        assert_eq!(
+            (slots.ids().next_back(), slots.len()),
+            (Some(u32::MAX), u32::MAX as usize)
+        );
         assert!(pool.take().is_err());
     }
 
@@ -425,14 +538,20 @@ mod tests {
         let mut pool = Pool::<Kv>::new(PoolConfig::external(2));
         assert!(pool.check_adoptable(&[1, 2]).is_ok());
         let page = pool.adopt(&[1]);
-        for (ids, why) in
-            [(vec![1], "already belongs"), (vec![3], "outside"), (vec![0], "outside"), (vec![2, 2], "twice")]
-        {
+        for (ids, why) in [
+            (vec![1], "already belongs"),
+            (vec![3], "outside"),
+            (vec![0], "outside"),
+            (vec![2, 2], "twice"),
+        ] {
             let error = pool.check_adoptable(&ids).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
         pool.release(page);
-        assert!(pool.check_adoptable(&[1]).is_err(), "in the outbox it is still the cache's");
+        assert!(
+            pool.check_adoptable(&[1]).is_err(),
+            "in the outbox it is still the cache's"
+        );
         assert_eq!(pool.take_outbox(), [1]);
         assert!(pool.check_adoptable(&[1]).is_ok());
         let page = pool.adopt(&[2, 1]);

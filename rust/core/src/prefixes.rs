@@ -1,7 +1,8 @@
-//! Cached prefixes: the tree with the slots it owns, their pins and the order in which they are evicted.
+//! Cached prefixes: the tree with the slots it owns, their pins and the order in which they are
+//! evicted.
 //!
-//! Everything that changes a node's pins, children or checkpoint goes through here, so that counters and eviction
-//! order follow in one place. Knows no sequences and no steps.
+//! Everything that changes a node's pins, children or checkpoint goes through here, so that
+//! counters and eviction order follow in one place. Knows no sequences and no steps.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -114,8 +115,14 @@ impl Prefixes {
     pub(crate) fn pin_checkpoint(&mut self, index: u32) -> CheckpointPin {
         let id = self.tree.id(index);
         let node = self.tree.node_mut(index);
-        let checkpoint = node.checkpoint.as_mut().expect("a hit is a node with a checkpoint");
-        let pin = CheckpointPin { node: id, serial: checkpoint.serial };
+        let checkpoint = node
+            .checkpoint
+            .as_mut()
+            .expect("a hit is a node with a checkpoint");
+        let pin = CheckpointPin {
+            node: id,
+            serial: checkpoint.serial,
+        };
         checkpoint.pins += 1;
         if checkpoint.pins == 1 {
             self.checkpoints.pin(1);
@@ -129,7 +136,10 @@ impl Prefixes {
         if let Some(checkpoint) = self.withdrawn.get_mut(&pin.serial) {
             checkpoint.pins -= 1;
             if checkpoint.pins == 0 {
-                let checkpoint = self.withdrawn.remove(&pin.serial).expect("it was found above");
+                let checkpoint = self
+                    .withdrawn
+                    .remove(&pin.serial)
+                    .expect("it was found above");
                 self.checkpoints.unpin(1);
                 self.checkpoints.release_cached(checkpoint.slot);
             }
@@ -137,8 +147,14 @@ impl Prefixes {
         }
         let index = pin.node.index;
         let node = self.tree.node_mut(index);
-        let checkpoint = node.checkpoint.as_mut().expect("a pinned checkpoint is in its node or withdrawn");
-        assert_eq!(checkpoint.serial, pin.serial, "a pinned checkpoint is never replaced");
+        let checkpoint = node
+            .checkpoint
+            .as_mut()
+            .expect("a pinned checkpoint is in its node or withdrawn");
+        assert_eq!(
+            checkpoint.serial, pin.serial,
+            "a pinned checkpoint is never replaced"
+        );
         checkpoint.pins -= 1;
         if checkpoint.pins == 0 {
             self.checkpoints.unpin(1);
@@ -150,14 +166,20 @@ impl Prefixes {
     pub(crate) fn pinned_slot(&self, pin: CheckpointPin) -> u32 {
         let in_node = || self.tree.node(pin.node.index).checkpoint.as_ref();
         let checkpoint = self.withdrawn.get(&pin.serial).or_else(in_node);
-        checkpoint.expect("a pinned checkpoint is in its node or withdrawn").slot.id()
+        checkpoint
+            .expect("a pinned checkpoint is in its node or withdrawn")
+            .slot
+            .id()
     }
 
     /// Gives the checkpoint that a hit consumed a new rank.
     pub(crate) fn touch(&mut self, index: u32) {
         let node = self.tree.node_mut(index);
         let depth = node.end;
-        let checkpoint = node.checkpoint.as_mut().expect("a hit is a node with a checkpoint");
+        let checkpoint = node
+            .checkpoint
+            .as_mut()
+            .expect("a hit is a node with a checkpoint");
         self.order.delist(index, checkpoint);
         checkpoint.rank = self.policy.consumed(depth, checkpoint.rank);
         self.order.refresh(index, node);
@@ -165,11 +187,23 @@ impl Prefixes {
 
     /// Puts a state at the end of a node. Until it is ready it is pinned, with its node.
     pub(crate) fn attach(&mut self, index: u32, slot: Slot<CheckpointTag>, origin: Origin) {
-        let Origin { serial, ready, generation } = origin;
+        let Origin {
+            serial,
+            ready,
+            generation,
+        } = origin;
         self.checkpoints.enter_tree(1);
         let depth = self.tree.node(index).end;
         let rank = self.policy.created(depth);
-        let checkpoint = Checkpoint { slot, serial, generation, rank, pins: 0, ready, listed: Listed::default() };
+        let checkpoint = Checkpoint {
+            slot,
+            serial,
+            generation,
+            rank,
+            pins: 0,
+            ready,
+            listed: Listed::default(),
+        };
         let before = self.tree.node_mut(index).checkpoint.replace(checkpoint);
         assert!(before.is_none(), "a node has at most one checkpoint");
         if !ready {
@@ -179,24 +213,35 @@ impl Prefixes {
         self.order.refresh(index, self.tree.node_mut(index));
     }
 
-    /// The step that wrote a checkpoint has retired: it can be hit, unless it was withdrawn meanwhile.
+    /// The step that wrote a checkpoint has retired: it can be hit, unless it was withdrawn
+    /// meanwhile.
     pub(crate) fn written(&mut self, pin: CheckpointPin) {
         let node = self.tree.node_mut(pin.node.index);
-        if let Some(checkpoint) = node.checkpoint.as_mut().filter(|checkpoint| checkpoint.serial == pin.serial) {
+        if let Some(checkpoint) = node
+            .checkpoint
+            .as_mut()
+            .filter(|checkpoint| checkpoint.serial == pin.serial)
+        {
             checkpoint.ready = true;
         }
         self.unpin_checkpoint(pin);
         self.unpin(pin.node.index);
     }
 
-    /// Takes a refused checkpoint out of lookups' sight, and all that stands on the pages from `brought` on, which came
-    /// with it. Returns how many checkpoints that were. Once its node is gone, nothing tells which pages above it those
-    /// were.
+    /// Takes a refused checkpoint out of lookups' sight, and all that stands on the pages from
+    /// `brought` on, which came with it. Returns how many checkpoints that were. Once its node
+    /// is gone, nothing tells which pages above it those were.
     pub(crate) fn refuse(&mut self, id: NodeId, serial: u64, brought: usize) -> u64 {
-        let Some(node) = self.tree.get(id) else { return 0 };
+        let Some(node) = self.tree.get(id) else {
+            return 0;
+        };
         let suspects = if node.attached && brought < node.end {
             self.tree.detach(self.tree.climb(id.index, brought + 1))
-        } else if node.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.serial == serial) {
+        } else if node
+            .checkpoint
+            .as_ref()
+            .is_some_and(|checkpoint| checkpoint.serial == serial)
+        {
             vec![id.index]
         } else {
             return 0;
@@ -205,7 +250,11 @@ impl Prefixes {
         let mut withdrawn = 0;
         for index in suspects {
             // What nothing keeps may have gone with one before it.
-            if self.tree.node_at(index).is_some_and(|node| node.checkpoint.is_some()) {
+            if self
+                .tree
+                .node_at(index)
+                .is_some_and(|node| node.checkpoint.is_some())
+            {
                 self.evict(index);
                 withdrawn += 1;
             }
@@ -213,13 +262,19 @@ impl Prefixes {
         withdrawn
     }
 
-    /// The node of a path at `depth`, which the path from `at` reaches or passes; cuts a run if needed.
+    /// The node of a path at `depth`, which the path from `at` reaches or passes; cuts a run if
+    /// needed.
     pub(crate) fn node_at(&mut self, at: u32, depth: usize) -> u32 {
         let index = self.tree.climb(at, depth);
-        if self.tree.node(index).end == depth { index } else { self.tree.split(index, depth) }
+        if self.tree.node(index).end == depth {
+            index
+        } else {
+            self.tree.split(index, depth)
+        }
     }
 
-    /// Whether the key has a checkpoint, ready or being written, at exactly its end. Changes nothing.
+    /// Whether the key has a checkpoint, ready or being written, at exactly its end. Changes
+    /// nothing.
     pub(crate) fn has_checkpoint(&self, from: Option<u32>, tokens: &[u32]) -> bool {
         let Some(from) = from else { return false };
         let depth = tokens.len();
@@ -232,14 +287,18 @@ impl Prefixes {
         node.end == depth && node.checkpoint.is_some()
     }
 
-    /// Walks from `from` along the key, cutting the run in which it leaves the tree, and returns the node it reaches.
+    /// Walks from `from` along the key, cutting the run in which it leaves the tree, and returns
+    /// the node it reaches.
     pub(crate) fn descend(&mut self, from: u32, tokens: &[u32]) -> u32 {
         let reach = self.tree.walk(from, tokens, |_, _| ());
         if reach.matched == self.tree.node(reach.node).end {
             return reach.node;
         }
         let rest = &tokens[self.tree.node(reach.node).end..];
-        let (child, _) = self.tree.step(reach.node, rest).expect("the walk stopped inside this child");
+        let (child, _) = self
+            .tree
+            .step(reach.node, rest)
+            .expect("the walk stopped inside this child");
         self.tree.split(child, reach.matched)
     }
 
@@ -262,8 +321,8 @@ impl Prefixes {
         freed
     }
 
-    /// Evicts leaves until `n` pages are free that were not, or none is left to evict. In a purely linear model, where
-    /// leaves have no pages, that is at once.
+    /// Evicts leaves until `n` pages are free that were not, or none is left to evict. In a purely
+    /// linear model, where leaves have no pages, that is at once.
     pub(crate) fn evict_kv(&mut self, n: usize) -> Freed {
         let mut freed = Freed::default();
         while freed.kv < n
@@ -275,10 +334,15 @@ impl Prefixes {
         freed
     }
 
-    /// Frees everything unpinned and hides the rest from lookups; pinned checkpoints wait as withdrawn.
+    /// Frees everything unpinned and hides the rest from lookups; pinned checkpoints wait as
+    /// withdrawn.
     pub(crate) fn reset(&mut self) -> Freed {
-        let with_checkpoint: Vec<u32> =
-            self.tree.nodes().filter(|(_, node)| node.checkpoint.is_some()).map(|(index, _)| index).collect();
+        let with_checkpoint: Vec<u32> = self
+            .tree
+            .nodes()
+            .filter(|(_, node)| node.checkpoint.is_some())
+            .map(|(index, _)| index)
+            .collect();
         let mut freed = Freed::default();
         for index in with_checkpoint {
             freed += self.evict(index);
@@ -297,8 +361,14 @@ impl Prefixes {
     /// Frees a node's state, or lets it wait for its last pin.
     fn drop_checkpoint(&mut self, index: u32) -> Freed {
         let node = self.tree.node_mut(index);
-        let mut checkpoint = node.checkpoint.take().expect("the caller saw a checkpoint here");
-        self.digest.note(Decision::Withdraw, [checkpoint.slot.id().into(), checkpoint.serial]);
+        let mut checkpoint = node
+            .checkpoint
+            .take()
+            .expect("the caller saw a checkpoint here");
+        self.digest.note(
+            Decision::Withdraw,
+            [checkpoint.slot.id().into(), checkpoint.serial],
+        );
         self.order.delist(index, &mut checkpoint);
         if checkpoint.pins > 0 && !seeded(Fault::EarlyFree) {
             self.withdrawn.insert(checkpoint.serial, checkpoint);
@@ -308,11 +378,14 @@ impl Prefixes {
             self.checkpoints.unpin(1);
         }
         self.checkpoints.release_cached(checkpoint.slot);
-        Freed { kv: 0, checkpoints: 1 }
+        Freed {
+            kv: 0,
+            checkpoints: 1,
+        }
     }
 
-    /// After a node has lost a pin, a child or its checkpoint: removes it and every node above that is left bare, and
-    /// lists what may now be evicted. Returns the pages freed.
+    /// After a node has lost a pin, a child or its checkpoint: removes it and every node above that
+    /// is left bare, and lists what may now be evicted. Returns the pages freed.
     fn settle_node(&mut self, index: u32) -> usize {
         let mut freed = 0;
         let mut at = index;

@@ -14,13 +14,26 @@ const PROMPT: [u32; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 /// Pages of 2 tokens, checkpoints every 2.
 fn cache() -> Cache {
-    let (kv, active, checkpoints) = (PoolConfig::internal(16), PoolConfig::internal(4), PoolConfig::internal(4));
-    Cache::new(Config { page_size: 2, checkpoint_stride: 2, kv, active, checkpoints }).unwrap()
+    let (kv, active, checkpoints) = (
+        PoolConfig::internal(16),
+        PoolConfig::internal(4),
+        PoolConfig::internal(4),
+    );
+    Cache::new(Config {
+        page_size: 2,
+        checkpoint_stride: 2,
+        kv,
+        active,
+        checkpoints,
+    })
+    .unwrap()
 }
 
 /// A running request whose slot is ready.
 fn start(cache: &mut Cache, tokens: &[u32]) -> Sequence {
-    let started = cache.start(&Namespace::default(), tokens, StartOptions::default()).unwrap();
+    let started = cache
+        .start(&Namespace::default(), tokens, StartOptions::default())
+        .unwrap();
     cache.loaded(&started.sequence).unwrap();
     started.sequence
 }
@@ -28,7 +41,9 @@ fn start(cache: &mut Cache, tokens: &[u32]) -> Sequence {
 fn checkpoint(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Stored {
     let source = cache.view(sequence).unwrap().slot().unwrap();
     let reservation = cache.reserve_checkpoint(sequence, depth, source).unwrap();
-    let Reservation::Pending(pending) = reservation else { panic!("{reservation:?}") };
+    let Reservation::Pending(pending) = reservation else {
+        panic!("{reservation:?}")
+    };
     match cache.commit(sequence, pending).unwrap() {
         Commit::Stored(stored) => stored,
         skipped => panic!("{skipped:?}"),
@@ -46,7 +61,9 @@ fn filled() -> (Cache, Stored) {
 
 /// A request that has not yet loaded the state it hit.
 fn reader(cache: &mut Cache) -> Sequence {
-    let started = cache.start(&Namespace::default(), &PROMPT, StartOptions::default()).unwrap();
+    let started = cache
+        .start(&Namespace::default(), &PROMPT, StartOptions::default())
+        .unwrap();
     assert_eq!(started.matched.length, 8);
     started.sequence
 }
@@ -58,7 +75,10 @@ fn report(cache: &mut Cache) -> Report {
 /// The checker finds `rule` broken, and says something that contains `words`.
 fn assert_found(cache: &mut Cache, rule: Rule, words: &str) {
     let report = report(cache);
-    let found = report.violations.iter().any(|violation| violation.rule == rule && violation.detail.contains(words));
+    let found = report
+        .violations
+        .iter()
+        .any(|violation| violation.rule == rule && violation.detail.contains(words));
     assert!(found, "{rule:?} with {words:?} is not in: {report}");
 }
 
@@ -69,7 +89,11 @@ fn a_lost_slot_is_found() {
     with(Fault::LostSlot, || cache.finish(sequence)).unwrap();
     assert_found(&mut cache, Rule::OneOwner, "kv slot 1 is lost");
     assert_found(&mut cache, Rule::OneOwner, "active slot 1 is lost");
-    assert_found(&mut cache, Rule::Counters, "does not add up to its capacity");
+    assert_found(
+        &mut cache,
+        Rule::Counters,
+        "does not add up to its capacity",
+    );
 }
 
 #[test]
@@ -77,11 +101,19 @@ fn a_checkpoint_freed_while_it_is_read_is_found() {
     let (mut cache, stored) = filled();
     let _reader = reader(&mut cache);
     with(Fault::EarlyFree, || cache.refuse(&stored)).unwrap();
-    assert_found(&mut cache, Rule::PinnedCheckpoint, "pins on checkpoints that are gone");
+    assert_found(
+        &mut cache,
+        Rule::PinnedCheckpoint,
+        "pins on checkpoints that are gone",
+    );
     let (mut cache, _) = filled();
     let _reader = reader(&mut cache);
     with(Fault::EarlyFree, || cache.reset());
-    assert_found(&mut cache, Rule::PinnedCheckpoint, "pins on checkpoints that are gone");
+    assert_found(
+        &mut cache,
+        Rule::PinnedCheckpoint,
+        "pins on checkpoints that are gone",
+    );
 }
 
 #[test]
@@ -103,7 +135,9 @@ fn pins_left_on_the_upper_half_of_a_split_are_found() {
     let mut cache = cache();
     let sequence = start(&mut cache, &PROMPT);
     let _stored = checkpoint(&mut cache, &sequence, 8);
-    let _inner = with(Fault::PinsOnUpperHalf, || checkpoint(&mut cache, &sequence, 4));
+    let _inner = with(Fault::PinsOnUpperHalf, || {
+        checkpoint(&mut cache, &sequence, 4)
+    });
     assert_found(&mut cache, Rule::Pins, "counts 0 pins, 1 are held");
 }
 
@@ -111,7 +145,11 @@ fn pins_left_on_the_upper_half_of_a_split_are_found() {
 fn a_removed_node_left_among_the_children_is_found() {
     let (mut cache, _) = filled();
     with(Fault::StaleChild, || cache.evict(PoolKind::Checkpoint, 1));
-    assert_found(&mut cache, Rule::Links, "the table of children has 1 entries for 0 attached nodes");
+    assert_found(
+        &mut cache,
+        Rule::Links,
+        "the table of children has 1 entries for 0 attached nodes",
+    );
 }
 
 #[test]
@@ -140,60 +178,150 @@ fn the_checker_names_the_rule_that_damage_breaks() {
         (Rule::Pages, "has 8 tokens and 3 pages of 2", |cache| {
             let _lost = cache.ledger.prefixes.tree.node_mut(NODE).pages.split_off(3);
         }),
-        (Rule::Depth, "has a checkpoint at depth 9", |cache| cache.ledger.prefixes.tree.node_mut(NODE).end = 9),
-        (Rule::Links, "ending at 9 is not linked as it says", |cache| {
-            cache.ledger.prefixes.tree.node_mut(NODE).end = 9;
+        (Rule::Depth, "has a checkpoint at depth 9", |cache| {
+            cache.ledger.prefixes.tree.node_mut(NODE).end = 9
         }),
-        (Rule::Links, "counts 1 children, 0 name it as parent", |cache| {
-            cache.ledger.prefixes.tree.node_mut(NODE).children = 1;
-        }),
+        (
+            Rule::Links,
+            "ending at 9 is not linked as it says",
+            |cache| {
+                cache.ledger.prefixes.tree.node_mut(NODE).end = 9;
+            },
+        ),
+        (
+            Rule::Links,
+            "counts 1 children, 0 name it as parent",
+            |cache| {
+                cache.ledger.prefixes.tree.node_mut(NODE).children = 1;
+            },
+        ),
         (Rule::Depth, "has a checkpoint at depth 0,", |cache| {
             let node = cache.ledger.prefixes.tree.node_mut(NODE);
             (node.end, node.key) = (0, [].into());
         }),
-        (Rule::Links, "node 0 ending at 0 is not linked as it says", |cache| {
-            cache.ledger.prefixes.tree.node_mut(ROOT).key = [1, 2].into();
-        }),
-        (Rule::Links, "node 0 ending at 0 is not linked as it says", |cache| {
-            cache.ledger.prefixes.tree.node_mut(ROOT).attached = false;
-        }),
+        (
+            Rule::Links,
+            "node 0 ending at 0 is not linked as it says",
+            |cache| {
+                cache.ledger.prefixes.tree.node_mut(ROOT).key = [1, 2].into();
+            },
+        ),
+        (
+            Rule::Links,
+            "node 0 ending at 0 is not linked as it says",
+            |cache| {
+                cache.ledger.prefixes.tree.node_mut(ROOT).attached = false;
+            },
+        ),
         (Rule::Order, "checkpoint of node 1", |cache| {
-            cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.as_mut().unwrap().listed.leaf = true;
+            cache
+                .ledger
+                .prefixes
+                .tree
+                .node_mut(NODE)
+                .checkpoint
+                .as_mut()
+                .unwrap()
+                .listed
+                .leaf = true;
         }),
-        (Rule::Leaf, "is an unpinned leaf without a checkpoint", |cache| {
-            let node = cache.ledger.prefixes.tree.node_mut(NODE);
-            (node.pins, node.checkpoint) = (0, None);
-        }),
+        (
+            Rule::Leaf,
+            "is an unpinned leaf without a checkpoint",
+            |cache| {
+                let node = cache.ledger.prefixes.tree.node_mut(NODE);
+                (node.pins, node.checkpoint) = (0, None);
+            },
+        ),
         (Rule::Pins, "node 1 counts 2 pins, 1 are held", |cache| {
             cache.ledger.prefixes.tree.node_mut(NODE).pins = 2;
         }),
-        (Rule::Pins, "checkpoint of node 1 counts 1 pins, 0 are held", |cache| {
-            cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.as_mut().unwrap().pins = 1;
-        }),
+        (
+            Rule::Pins,
+            "checkpoint of node 1 counts 1 pins, 0 are held",
+            |cache| {
+                cache
+                    .ledger
+                    .prefixes
+                    .tree
+                    .node_mut(NODE)
+                    .checkpoint
+                    .as_mut()
+                    .unwrap()
+                    .pins = 1;
+            },
+        ),
         (Rule::Order, "entries of nodes that are gone", |cache| {
             cache.ledger.prefixes.tree.node_mut(NODE).checkpoint = None;
         }),
-        (Rule::OneOwner, "slots it never gave out: [(99, Sequence(0))]", |cache| {
-            cache.sequences[0].lease.holdings.pages.append(Slots::forged(99));
-        }),
-        (Rule::OneOwner, "kv slot 2 is owned twice: [Node { index: 1, pinned: true }, Sequence(0)]", |cache| {
-            cache.sequences[0].lease.holdings.pages.append(Slots::forged(2));
-        }),
+        (
+            Rule::OneOwner,
+            "slots it never gave out: [(99, Sequence(0))]",
+            |cache| {
+                cache.sequences[0]
+                    .lease
+                    .holdings
+                    .pages
+                    .append(Slots::forged(99));
+            },
+        ),
+        (
+            Rule::OneOwner,
+            "kv slot 2 is owned twice: [Node { index: 1, pinned: true }, Sequence(0)]",
+            |cache| {
+                cache.sequences[0]
+                    .lease
+                    .holdings
+                    .pages
+                    .append(Slots::forged(2));
+            },
+        ),
         (Rule::Counters, "kv pool counts", |cache| {
             let private = cache.sequences[0].lease.holdings.pages.split_off(0);
-            cache.ledger.prefixes.tree.node_mut(NODE).pages.append(private);
+            cache
+                .ledger
+                .prefixes
+                .tree
+                .node_mut(NODE)
+                .pages
+                .append(private);
         }),
-        (Rule::PinnedCheckpoint, "is pinned, its node is not", |cache| {
-            let node = cache.ledger.prefixes.tree.node_mut(NODE);
-            (node.pins, node.checkpoint.as_mut().unwrap().pins) = (0, 1);
+        (
+            Rule::PinnedCheckpoint,
+            "is pinned, its node is not",
+            |cache| {
+                let node = cache.ledger.prefixes.tree.node_mut(NODE);
+                (node.pins, node.checkpoint.as_mut().unwrap().pins) = (0, 1);
+            },
+        ),
+        (
+            Rule::Pins,
+            "withdrawn checkpoint 3 counts 0 pins, 0 are held",
+            |cache| {
+                let checkpoint = cache
+                    .ledger
+                    .prefixes
+                    .tree
+                    .node_mut(NODE)
+                    .checkpoint
+                    .take()
+                    .unwrap();
+                cache.ledger.prefixes.withdrawn.insert(3, checkpoint);
+            },
+        ),
+        (
+            Rule::Lease,
+            "leases depth 6, its node ends at Some(8)",
+            |cache| cache.sequences[0].lease.depth = 6,
+        ),
+        (
+            Rule::Lease,
+            "claims 12 tokens with 5 pages, 6 are needed",
+            |cache| cache.sequences[0].claimed = 12,
+        ),
+        (Rule::Lease, "do not continue its leased prefix", |cache| {
+            cache.sequences[0].tokens[0] = 77
         }),
-        (Rule::Pins, "withdrawn checkpoint 3 counts 0 pins, 0 are held", |cache| {
-            let checkpoint = cache.ledger.prefixes.tree.node_mut(NODE).checkpoint.take().unwrap();
-            cache.ledger.prefixes.withdrawn.insert(3, checkpoint);
-        }),
-        (Rule::Lease, "leases depth 6, its node ends at Some(8)", |cache| cache.sequences[0].lease.depth = 6),
-        (Rule::Lease, "claims 12 tokens with 5 pages, 6 are needed", |cache| cache.sequences[0].claimed = 12),
-        (Rule::Lease, "do not continue its leased prefix", |cache| cache.sequences[0].tokens[0] = 77),
     ];
     for (rule, words, damage) in damages {
         let mut cache = cache();
@@ -229,6 +357,17 @@ fn all_violations_are_reported_at_once() {
     let report = report(&mut cache);
     assert!(report.violations.len() > 2);
     let text = report.to_string();
-    assert!(text.starts_with(&format!("{} invariants broken\n  ", report.violations.len())), "{text}");
-    assert!(report.violations.iter().all(|violation| text.contains(&violation.to_string())));
+    assert!(
+        text.starts_with(&format!(
+            "{} invariants broken\n  ",
+            report.violations.len()
+        )),
+        "{text}"
+    );
+    assert!(
+        report
+            .violations
+            .iter()
+            .all(|violation| text.contains(&violation.to_string()))
+    );
 }

@@ -1,4 +1,5 @@
-//! Running requests: start, grow, checkpoint, end. Built on the ledger alone, like the lower layer in `lease.rs`.
+//! Running requests: start, grow, checkpoint, end. Built on the ledger alone, like the lower layer
+//! in `lease.rs`.
 
 use std::borrow::Cow;
 
@@ -26,7 +27,8 @@ pub(crate) struct Running {
 /// Choices of one [`Cache::start`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StartOptions {
-    /// Positions to claim pages for; the whole prompt when `None`. A chunked prefill claims its first chunk.
+    /// Positions to claim pages for; the whole prompt when `None`. A chunked prefill claims its
+    /// first chunk.
     pub reserve: Option<usize>,
     /// Reuse at most this many tokens.
     pub max_length: Option<usize>,
@@ -129,10 +131,13 @@ impl<'a> SequenceView<'a> {
         self.running.lease.depth
     }
 
-    /// Page ids of positions `0..claimed`, shared ones first. With an external KV pool only the shared ones.
+    /// Page ids of positions `0..claimed`, shared ones first. With an external KV pool only the
+    /// shared ones.
     pub fn pages(self) -> Vec<u32> {
         let holdings = &self.running.lease.holdings;
-        let mut pages = holdings.node.map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node));
+        let mut pages = holdings
+            .node
+            .map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node));
         holdings.pages.write_ids(&mut pages);
         pages
     }
@@ -164,7 +169,10 @@ impl Running {
             self.lease.holdings.active.ids().any(|slot| slot == source)
         };
         match () {
-            () if depth > self.written() => Err(Misuse::DepthPastEnd { depth, end: self.written() }),
+            () if depth > self.written() => Err(Misuse::DepthPastEnd {
+                depth,
+                end: self.written(),
+            }),
             () if !known => Err(Misuse::NotYourSlot { slot: source }),
             () if !self.loaded => Err(Misuse::NotLoaded),
             () => Ok(()),
@@ -174,7 +182,11 @@ impl Running {
 
 pub(crate) fn check_depth(ledger: &Ledger, depth: usize) -> Result<(), Misuse> {
     let legal = ledger.prefixes.grid.legal;
-    if depth.is_multiple_of(legal) { Ok(()) } else { Err(Misuse::Unaligned { depth, legal }) }
+    if depth.is_multiple_of(legal) {
+        Ok(())
+    } else {
+        Err(Misuse::Unaligned { depth, legal })
+    }
 }
 
 /// A slot in a digest; no slot has id 0.
@@ -194,13 +206,15 @@ pub struct Request<'a> {
 }
 
 impl Cache {
-    /// Starts a request, all or nothing: pins what it reuses, takes an active slot and the pages it reserves.
+    /// Starts a request, all or nothing: pins what it reuses, takes an active slot and the pages it
+    /// reserves.
     ///
-    /// Feasibility is judged with its own pins in place, and exactly the missing pages are evicted. The sequence keeps
-    /// the tokens: a `Vec` is moved in, a slice is copied.
+    /// Feasibility is judged with its own pins in place, and exactly the missing pages are evicted.
+    /// The sequence keeps the tokens: a `Vec` is moved in, a slice is copied.
     ///
     /// # Errors
-    /// [`Shortage`] when a pool is short: nothing was evicted or refreshed. [`Misuse::EmptyPrompt`].
+    /// [`Shortage`] when a pool is short: nothing was evicted or refreshed.
+    /// [`Misuse::EmptyPrompt`].
     pub fn start<'a>(
         &mut self,
         namespace: &Namespace,
@@ -227,7 +241,11 @@ impl Cache {
         let mut lease = self.ledger.lease(namespace, hit);
         match self.ledger.claim(pages) {
             Ok(Holdings { pages, active, .. }) => {
-                lease.holdings = Holdings { pages, active, ..lease.holdings };
+                lease.holdings = Holdings {
+                    pages,
+                    active,
+                    ..lease.holdings
+                };
             }
             Err(short) => {
                 self.ledger.release(lease.holdings);
@@ -239,18 +257,33 @@ impl Cache {
             self.ledger.consume(hit);
         }
         let (tokens, reused) = (tokens.into_owned(), hit.length);
-        let running = Running { lease, tokens, claimed, reused, loaded: false, no_store: options.no_store };
+        let running = Running {
+            lease,
+            tokens,
+            claimed,
+            reused,
+            loaded: false,
+            no_store: options.no_store,
+        };
         Ok(self.admit(running, self.describe(namespace, hit)))
     }
 
     /// A scheduler step's worth of starts, in order; each succeeds or fails on its own.
-    pub fn start_many<'a>(&mut self, requests: impl IntoIterator<Item = Request<'a>>) -> Vec<Result<Started, Error>> {
-        let start = |Request { namespace, tokens, options }| self.start(namespace, tokens, options);
+    pub fn start_many<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = Request<'a>>,
+    ) -> Vec<Result<Started, Error>> {
+        let start = |Request {
+                         namespace,
+                         tokens,
+                         options,
+                     }| self.start(namespace, tokens, options);
         requests.into_iter().map(start).collect()
     }
 
-    /// The load or clear of the sequence's slot is enqueued: the checkpoint it came from may be evicted again (with
-    /// steps in flight, when they have retired), and the slot may be the source of checkpoints.
+    /// The load or clear of the sequence's slot is enqueued: the checkpoint it came from may be
+    /// evicted again (with steps in flight, when they have retired), and the slot may be the
+    /// source of checkpoints.
     ///
     /// # Errors
     /// [`Misuse::AlreadyLoaded`].
@@ -261,7 +294,10 @@ impl Cache {
         }
         let checkpoint = running.lease.holdings.checkpoint.take();
         self.note(Decision::Loaded, [sequence.0.serial]);
-        self.ledger.give_back(Holdings { checkpoint, ..Holdings::default() });
+        self.ledger.give_back(Holdings {
+            checkpoint,
+            ..Holdings::default()
+        });
         Ok(())
     }
 
@@ -271,10 +307,14 @@ impl Cache {
     /// [`Misuse::WrongCache`].
     pub fn view(&self, sequence: &Sequence) -> Result<SequenceView<'_>, Misuse> {
         self.own(&sequence.0)?;
-        Ok(SequenceView { running: &self.sequences[sequence.0.key], ledger: &self.ledger })
+        Ok(SequenceView {
+            running: &self.sequences[sequence.0.key],
+            ledger: &self.ledger,
+        })
     }
 
-    /// Claims pages for `n` further tokens that need not be known yet, evicting exactly what is missing.
+    /// Claims pages for `n` further tokens that need not be known yet, evicting exactly what is
+    /// missing.
     ///
     /// # Errors
     /// [`Shortage`]: nothing has changed.
@@ -303,14 +343,18 @@ impl Cache {
         let running = self.running(sequence)?;
         let wanted = running.tokens.len() + tokens.len();
         if wanted > running.claimed {
-            return Err(Misuse::NotClaimed { wanted, claimed: running.claimed });
+            return Err(Misuse::NotClaimed {
+                wanted,
+                claimed: running.claimed,
+            });
         }
         running.tokens.extend_from_slice(tokens);
         self.note(Decision::Append, [sequence.0.serial, tail(tokens)]);
         Ok(())
     }
 
-    /// Gives back the claim on positions past the appended tokens, as after a verify that accepted only some.
+    /// Gives back the claim on positions past the appended tokens, as after a verify that accepted
+    /// only some.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
@@ -321,11 +365,15 @@ impl Cache {
         let keep = running.private_pages(&self.ledger);
         let pages = running.lease.holdings.pages.split_off(keep);
         self.note(Decision::Shrink, [sequence.0.serial]);
-        self.ledger.give_back(Holdings { pages, ..Holdings::default() });
+        self.ledger.give_back(Holdings {
+            pages,
+            ..Holdings::default()
+        });
         Ok(())
     }
 
-    /// A further active slot, for kernels that write an intermediate state while the request goes on.
+    /// A further active slot, for kernels that write an intermediate state while the request goes
+    /// on.
     ///
     /// # Errors
     /// [`Shortage`]; [`Misuse::PoolMode`] with an external active pool.
@@ -339,13 +387,22 @@ impl Cache {
     fn try_take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
         let Ledger { active, .. } = &mut self.ledger;
         if active.config().external {
-            return Err(Misuse::PoolMode("the engine allocates active slots: take one there").into());
+            return Err(
+                Misuse::PoolMode("the engine allocates active slots: take one there").into(),
+            );
         }
-        let (holdings, capacity) =
-            (&mut self.sequences[sequence.0.key].lease.holdings, active.config().capacity as usize);
+        let (holdings, capacity) = (
+            &mut self.sequences[sequence.0.key].lease.holdings,
+            active.config().capacity as usize,
+        );
         let wanted = holdings.active.len() + 1;
         if wanted > capacity {
-            return Err(Shortage::NeverFits { pool: PoolKind::Active, wanted, capacity }.into());
+            return Err(Shortage::NeverFits {
+                pool: PoolKind::Active,
+                wanted,
+                capacity,
+            }
+            .into());
         }
         let slot = active.take()?;
         let id = slot.id();
@@ -353,11 +410,12 @@ impl Cache {
         Ok(id)
     }
 
-    /// Takes a checkpoint slot for the state in `source`, which its writer says has exactly `depth` tokens. Evicts if
-    /// needed. Storing is optional work: want of room is not an error.
+    /// Takes a checkpoint slot for the state in `source`, which its writer says has exactly `depth`
+    /// tokens. Evicts if needed. Storing is optional work: want of room is not an error.
     ///
     /// # Errors
-    /// [`Misuse::Unaligned`], [`Misuse::DepthPastEnd`], [`Misuse::NotYourSlot`], [`Misuse::NotLoaded`].
+    /// [`Misuse::Unaligned`], [`Misuse::DepthPastEnd`], [`Misuse::NotYourSlot`],
+    /// [`Misuse::NotLoaded`].
     pub fn reserve_checkpoint(
         &mut self,
         sequence: &Sequence,
@@ -371,18 +429,22 @@ impl Cache {
             self.ledger.stats.refusals.no_store += 1;
             Err(Skip::NoStore)
         } else {
-            self.ledger.reserve(&running.lease, &running.tokens[..depth])
+            self.ledger
+                .reserve(&running.lease, &running.tokens[..depth])
         };
         Ok(self.pend(sequence.0.serial, depth, slot))
     }
 
-    /// Publishes tokens, pages and state together, or nothing. Consumes the pending checkpoint in every case.
+    /// Publishes tokens, pages and state together, or nothing. Consumes the pending checkpoint in
+    /// every case.
     ///
-    /// Private pages that turn out to be cached already are replaced by the cached ones in the same operation; read the
-    /// sequence's pages again when [`Stored::replaced`] is not empty or the result is [`Skip::Duplicate`].
+    /// Private pages that turn out to be cached already are replaced by the cached ones in the same
+    /// operation; read the sequence's pages again when [`Stored::replaced`] is not empty or the
+    /// result is [`Skip::Duplicate`].
     ///
     /// # Errors
-    /// [`Misuse::NotYourPending`]; [`Misuse::PoolMode`] with an external KV pool, see [`Cache::commit_pages`].
+    /// [`Misuse::NotYourPending`]; [`Misuse::PoolMode`] with an external KV pool, see
+    /// [`Cache::commit_pages`].
     pub fn commit(&mut self, sequence: &Sequence, pending: Pending) -> Result<Commit, Misuse> {
         self.check_commit(sequence, &pending)?;
         self.settle();
@@ -395,12 +457,18 @@ impl Cache {
         let running = &mut self.sequences[sequence.0.key];
         let pages = running.pages_to(depth, self.ledger.prefixes.grid.page);
         let (lease, tokens) = (&mut running.lease, &running.tokens[..depth]);
-        let (outcome, pages) = self.ledger.publish(self.inbox.cache, lease, tokens, pages, state);
-        self.ledger.give_back(Holdings { pages, ..Holdings::default() });
+        let (outcome, pages) = self
+            .ledger
+            .publish(self.inbox.cache, lease, tokens, pages, state);
+        self.ledger.give_back(Holdings {
+            pages,
+            ..Holdings::default()
+        });
         Ok(outcome.into())
     }
 
-    /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and it is counted.
+    /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and
+    /// it is counted.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`]: the slot then goes back in its own cache.
@@ -409,12 +477,16 @@ impl Cache {
         self.settle();
         self.note(Decision::End, [pending.handle.serial]);
         let state = Some(self.writing(pending));
-        self.ledger.give_back(Holdings { state, ..Holdings::default() });
+        self.ledger.give_back(Holdings {
+            state,
+            ..Holdings::default()
+        });
         self.ledger.stats.refusals.non_finite += 1;
         Ok(Skip::NonFinite)
     }
 
-    /// Asks, before [`Cache::discard`] consumes it, whether a pending checkpoint was reserved in this cache.
+    /// Asks, before [`Cache::discard`] consumes it, whether a pending checkpoint was reserved in
+    /// this cache.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
@@ -429,7 +501,9 @@ impl Cache {
     pub fn check_commit(&self, sequence: &Sequence, pending: &Pending) -> Result<(), Misuse> {
         self.own(&sequence.0)?;
         if self.ledger.has_kv() && !self.ledger.allocates_kv() {
-            return Err(Misuse::PoolMode("the engine owns the kv pages: commit_pages names them"));
+            return Err(Misuse::PoolMode(
+                "the engine owns the kv pages: commit_pages names them",
+            ));
         }
         self.check_reserved_by(sequence.0.serial, pending)
     }
@@ -438,12 +512,18 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::reserve_checkpoint`].
-    pub fn check_checkpoint(&self, sequence: &Sequence, depth: usize, source: u32) -> Result<(), Misuse> {
+    pub fn check_checkpoint(
+        &self,
+        sequence: &Sequence,
+        depth: usize,
+        source: u32,
+    ) -> Result<(), Misuse> {
         self.own(&sequence.0)?;
         self.sequences[sequence.0.key].check_source(&self.ledger, depth, source)
     }
 
-    /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in flight have retired.
+    /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in
+    /// flight have retired.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`]: the sequence then ends in its own cache.
@@ -455,8 +535,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Ends a request that did not complete. The same path as [`Cache::finish`]: a retracted request that was
-    /// checkpointed before is resumed by [`Cache::start`].
+    /// Ends a request that did not complete. The same path as [`Cache::finish`]: a retracted
+    /// request that was checkpointed before is resumed by [`Cache::start`].
     ///
     /// # Errors
     /// As [`Cache::finish`].
@@ -473,7 +553,12 @@ impl Cache {
 
     fn admit(&mut self, running: Running, matched: Match) -> Started {
         let dst = running.lease.holdings.active.ids().next();
-        let numbers = [tail(&running.tokens), running.reused as u64, running.claimed as u64, number(dst)];
+        let numbers = [
+            tail(&running.tokens),
+            running.reused as u64,
+            running.claimed as u64,
+            number(dst),
+        ];
         self.note(Decision::Start, numbers);
         let begin = match self.state_of(&running.lease) {
             Some(src) => Begin::Load { src, dst },
@@ -481,24 +566,51 @@ impl Cache {
         };
         let key = self.sequences.insert(running);
         let sequence = Sequence(self.handle(Kind::Sequence, key));
-        Started { sequence, matched, begin }
+        Started {
+            sequence,
+            matched,
+            begin,
+        }
     }
 
-    pub(crate) fn pend(&mut self, owner: u64, depth: usize, slot: Result<Slot<Checkpoint>, Skip>) -> Reservation {
-        self.note(Decision::Reserve, [owner, depth as u64, number(slot.as_ref().ok().map(Slot::id))]);
+    pub(crate) fn pend(
+        &mut self,
+        owner: u64,
+        depth: usize,
+        slot: Result<Slot<Checkpoint>, Skip>,
+    ) -> Reservation {
+        self.note(
+            Decision::Reserve,
+            [
+                owner,
+                depth as u64,
+                number(slot.as_ref().ok().map(Slot::id)),
+            ],
+        );
         let slot = match slot {
             Ok(slot) => slot,
             Err(skip) => return Reservation::Skipped(skip),
         };
         let id = slot.id();
-        let holdings = Holdings { state: Some(slot), ..Holdings::default() };
+        let holdings = Holdings {
+            state: Some(slot),
+            ..Holdings::default()
+        };
         let key = self.pending.insert(Writing { owner, holdings });
-        Reservation::Pending(Pending { handle: self.handle(Kind::Pending, key), slot: id, depth })
+        Reservation::Pending(Pending {
+            handle: self.handle(Kind::Pending, key),
+            slot: id,
+            depth,
+        })
     }
 
     pub(crate) fn check_reserved_by(&self, owner: u64, pending: &Pending) -> Result<(), Misuse> {
         self.own(&pending.handle)?;
-        if self.pending[pending.handle.key].owner == owner { Ok(()) } else { Err(Misuse::NotYourPending) }
+        if self.pending[pending.handle.key].owner == owner {
+            Ok(())
+        } else {
+            Err(Misuse::NotYourPending)
+        }
     }
 
     /// Takes the slot out of a pending checkpoint.

@@ -27,7 +27,8 @@ pub struct Refusals {
     pub reset: u64,
     /// Nothing to cache at depth 0.
     pub not_aligned: u64,
-    /// The writer found a value that is not finite, or the checkpoint stood on pages that came with such a one.
+    /// The writer found a value that is not finite, or the checkpoint stood on pages that came
+    /// with such a one.
     pub non_finite: u64,
 }
 

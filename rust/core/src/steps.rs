@@ -17,7 +17,12 @@ pub(crate) struct Steps<T> {
 
 impl<T> Steps<T> {
     pub(crate) fn new() -> Self {
-        Self { newest: 0, outstanding: BTreeSet::new(), writing: BTreeMap::new(), retiring: VecDeque::new() }
+        Self {
+            newest: 0,
+            outstanding: BTreeSet::new(),
+            writing: BTreeMap::new(),
+            retiring: VecDeque::new(),
+        }
     }
 
     pub(crate) fn begin(&mut self) -> u64 {
@@ -29,13 +34,16 @@ impl<T> Steps<T> {
     /// Notes that a step has ended; whether that was news.
     pub(crate) fn retire(&mut self, step: u64) -> Result<bool, Misuse> {
         if step == 0 || step > self.newest {
-            return Err(Misuse::UnknownStep { step, newest: self.newest });
+            return Err(Misuse::UnknownStep {
+                step,
+                newest: self.newest,
+            });
         }
         Ok(self.outstanding.remove(&step))
     }
 
-    /// Checkpoints of a step that has retired with all steps before it. Not earlier: their pages may have been
-    /// replaced by pages that an older step writes.
+    /// Checkpoints of a step that has retired with all steps before it. Not earlier: their pages
+    /// may have been replaced by pages that an older step writes.
     pub(crate) fn next_written(&mut self) -> Option<Vec<CheckpointPin>> {
         let watermark = self.watermark();
         let oldest = self.writing.first_entry()?;
@@ -74,12 +82,16 @@ impl<T> Steps<T> {
     }
 
     pub(crate) fn writing(&self) -> impl Iterator<Item = (u64, CheckpointPin)> {
-        self.writing.iter().flat_map(|(&step, pins)| pins.iter().map(move |&pin| (step, pin)))
+        self.writing
+            .iter()
+            .flat_map(|(&step, pins)| pins.iter().map(move |&pin| (step, pin)))
     }
 
     /// The newest step with none older outstanding.
     fn watermark(&self) -> u64 {
-        self.outstanding.first().map_or(self.newest, |oldest| oldest - 1)
+        self.outstanding
+            .first()
+            .map_or(self.newest, |oldest| oldest - 1)
     }
 }
 
@@ -97,10 +109,16 @@ mod tests {
         steps.retire(second).unwrap();
         assert_eq!(steps.next_retired(), None, "step 1 is still out");
         steps.retire(first).unwrap();
-        assert_eq!((steps.next_retired(), steps.next_retired()), (Some("a"), None));
+        assert_eq!(
+            (steps.next_retired(), steps.next_retired()),
+            (Some("a"), None)
+        );
         assert!(steps.retire(third).unwrap());
         assert!(!steps.retire(third).unwrap(), "a repeated id is no news");
         assert_eq!(steps.next_retired(), Some("b"));
-        assert_eq!(steps.retire(4), Err(Misuse::UnknownStep { step: 4, newest: 3 }));
+        assert_eq!(
+            steps.retire(4),
+            Err(Misuse::UnknownStep { step: 4, newest: 3 })
+        );
     }
 }

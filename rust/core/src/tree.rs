@@ -1,7 +1,7 @@
 //! The radix tree: walk, split, attach, detach. Knows no pools and no recency.
 //!
-//! Children are found in one flat table keyed by (parent, first page), so a node costs no map of its own and a step
-//! down the tree one probe, whatever the fan-out.
+//! Children are found in one flat table keyed by (parent, first page), so a node costs no map of
+//! its own and a step down the tree one probe, whatever the fan-out.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -41,21 +41,36 @@ pub(crate) struct Reach {
 
 impl Tree {
     pub(crate) fn new(grid: Grid) -> Self {
-        Self { grid, entries: Vec::new(), vacant: Vec::new(), children: HashTable::new(), roots: BTreeMap::new() }
+        Self {
+            grid,
+            entries: Vec::new(),
+            vacant: Vec::new(),
+            children: HashTable::new(),
+            roots: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn node(&self, index: u32) -> &Node {
-        self.entries[index as usize].node.as_ref().expect("a tree link leads to a node")
+        self.entries[index as usize]
+            .node
+            .as_ref()
+            .expect("a tree link leads to a node")
     }
 
     pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
-        self.entries[index as usize].node.as_mut().expect("a tree link leads to a node")
+        self.entries[index as usize]
+            .node
+            .as_mut()
+            .expect("a tree link leads to a node")
     }
 
     /// The node, if it still lives.
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
         let entry = self.entries.get(id.index as usize)?;
-        entry.node.as_ref().filter(|_| entry.generation == id.generation)
+        entry
+            .node
+            .as_ref()
+            .filter(|_| entry.generation == id.generation)
     }
 
     /// The node at an index, if there is one: for checks, which trust no link.
@@ -64,11 +79,16 @@ impl Tree {
     }
 
     pub(crate) fn id(&self, index: u32) -> NodeId {
-        NodeId { index, generation: self.entries[index as usize].generation }
+        NodeId {
+            index,
+            generation: self.entries[index as usize].generation,
+        }
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (u32, &Node)> {
-        (0..).zip(&self.entries).filter_map(|(index, entry)| Some((index, entry.node.as_ref()?)))
+        (0..)
+            .zip(&self.entries)
+            .filter_map(|(index, entry)| Some((index, entry.node.as_ref()?)))
     }
 
     pub(crate) fn table_len(&self) -> usize {
@@ -107,15 +127,25 @@ impl Tree {
         root
     }
 
-    /// One step down: the child that `rest` enters, and how many tokens of its run match (at least a page).
+    /// One step down: the child that `rest` enters, and how many tokens of its run match (at least
+    /// a page).
     pub(crate) fn step(&self, at: u32, rest: &[u32]) -> Option<(u32, usize)> {
         let child = self.child(at, rest.get(..self.grid.page)?)?;
         Some((child, self.grid.common(&self.node(child).key, rest)))
     }
 
-    /// Walks down from `at`, a node on the key's path, calling `visit` with each node whose whole run matches.
-    pub(crate) fn walk<'a>(&'a self, at: u32, tokens: &[u32], mut visit: impl FnMut(u32, &'a Node)) -> Reach {
-        let mut reach = Reach { node: at, matched: self.node(at).end };
+    /// Walks down from `at`, a node on the key's path, calling `visit` with each node whose whole
+    /// run matches.
+    pub(crate) fn walk<'a>(
+        &'a self,
+        at: u32,
+        tokens: &[u32],
+        mut visit: impl FnMut(u32, &'a Node),
+    ) -> Reach {
+        let mut reach = Reach {
+            node: at,
+            matched: self.node(at).end,
+        };
         while let Some((child, common)) = self.step(reach.node, &tokens[reach.matched..]) {
             reach.matched += common;
             let node = self.node(child);
@@ -132,17 +162,24 @@ impl Tree {
     pub(crate) fn climb(&self, at: u32, depth: usize) -> u32 {
         let mut index = at;
         while self.node(index).start() >= depth {
-            index = self.parent(index).expect("every depth above zero lies in a run of its path");
+            index = self
+                .parent(index)
+                .expect("every depth above zero lies in a run of its path");
         }
         index
     }
 
-    /// Whether `tokens` and the path to `at` agree as far as both go; a broken path agrees with nothing.
+    /// Whether `tokens` and the path to `at` agree as far as both go; a broken path agrees with
+    /// nothing.
     pub(crate) fn agrees(&self, at: u32, tokens: &[u32]) -> bool {
         let (mut next, mut below) = (Some(at), usize::MAX);
         while let Some(index) = next {
-            let Some(node) = self.node_at(index).filter(|node| node.end <= below) else { return false };
-            let Some(start) = node.end.checked_sub(node.key.len()) else { return false };
+            let Some(node) = self.node_at(index).filter(|node| node.end <= below) else {
+                return false;
+            };
+            let Some(start) = node.end.checked_sub(node.key.len()) else {
+                return false;
+            };
             let run = tokens.get(start..).unwrap_or_default();
             let both = run.len().min(node.key.len());
             if run[..both] != node.key[..both] {
@@ -157,7 +194,9 @@ impl Tree {
     pub(crate) fn path_pages(&self, at: u32) -> Vec<u32> {
         let path: Vec<u32> = successors(Some(at), |&index| self.parent(index)).collect();
         let mut ids = Vec::with_capacity(self.node(at).end / self.grid.page);
-        path.iter().rev().for_each(|&index| self.node(index).pages.write_ids(&mut ids));
+        path.iter()
+            .rev()
+            .for_each(|&index| self.node(index).pages.write_ids(&mut ids));
         ids
     }
 
@@ -182,7 +221,8 @@ impl Tree {
         leaf
     }
 
-    /// Cuts a run at `depth`. The lower part keeps id, checkpoint and pins; the upper is pinned if the lower is.
+    /// Cuts a run at `depth`. The lower part keeps id, checkpoint and pins; the upper is pinned if
+    /// the lower is.
     pub(crate) fn split(&mut self, lower: u32, depth: usize) -> u32 {
         self.unlink(lower);
         let page = self.grid.page;
@@ -245,10 +285,12 @@ impl Tree {
         }
     }
 
-    /// Hides `top` and everything below it from lookups, and lists it; the nodes stay until their pins go.
+    /// Hides `top` and everything below it from lookups, and lists it; the nodes stay until their
+    /// pins go.
     pub(crate) fn detach(&mut self, top: u32) -> Vec<u32> {
         let end = self.node(top).end;
-        let below = |&(index, node): &(u32, &Node)| node.end >= end && self.climb(index, end) == top;
+        let below =
+            |&(index, node): &(u32, &Node)| node.end >= end && self.climb(index, end) == top;
         // Mostly a leaf just stored, for which no other node needs to be asked.
         let hidden = match self.node(top).children {
             0 => vec![top],
@@ -262,11 +304,16 @@ impl Tree {
     }
 
     fn child(&self, parent: u32, first_page: &[u32]) -> Option<u32> {
-        let hangs_here = |node: &Node| node.attached && matches!(node.parent, Parent::Node(p) if p == parent);
+        let hangs_here =
+            |node: &Node| node.attached && matches!(node.parent, Parent::Node(p) if p == parent);
         // Tolerates a stale entry, which `check()` is there to report.
-        let is_it =
-            |&index: &u32| self.node_at(index).is_some_and(|node| hangs_here(node) && node.key.starts_with(first_page));
-        let &Node { children, latest, .. } = self.node(parent);
+        let is_it = |&index: &u32| {
+            self.node_at(index)
+                .is_some_and(|node| hangs_here(node) && node.key.starts_with(first_page))
+        };
+        let &Node {
+            children, latest, ..
+        } = self.node(parent);
         // Chats are chains: an only child costs no probe of the table.
         if children == 1 && is_it(&latest) {
             return Some(latest);
@@ -277,13 +324,20 @@ impl Tree {
     /// Enters an attached node into the table of children. Roots are found by namespace instead.
     fn link(&mut self, index: u32) {
         let page = self.grid.page;
-        let Some(parent) = self.parent(index) else { return };
+        let Some(parent) = self.parent(index) else {
+            return;
+        };
         self.node_mut(parent).latest = index;
         let node = self.node_mut(index);
         node.hash = hash(parent, &node.key[..page]);
         if node.attached {
             let (hash, entries) = (node.hash, &self.entries);
-            let rehash = |&other: &u32| entries[other as usize].node.as_ref().map_or(0, |node| node.hash);
+            let rehash = |&other: &u32| {
+                entries[other as usize]
+                    .node
+                    .as_ref()
+                    .map_or(0, |node| node.hash)
+            };
             self.children.insert_unique(hash, index, rehash);
         }
     }
@@ -302,7 +356,10 @@ impl Tree {
             return index;
         }
         let index = u32::try_from(self.entries.len()).expect("a tree has fewer than 2^32 nodes");
-        self.entries.push(Entry { generation: 0, node: Some(node) });
+        self.entries.push(Entry {
+            generation: 0,
+            node: Some(node),
+        });
         index
     }
 }
@@ -334,7 +391,11 @@ mod tests {
         let b = tree.add_leaf(root, &[1, 3], Slots::default());
         assert_eq!(tree.step(root, &[1, 2, 3, 9]), Some((a, 2)));
         assert_eq!(tree.step(root, &[1, 3, 3]), Some((b, 2)));
-        assert_eq!(tree.step(root, &[1]), None, "less than a page enters nothing");
+        assert_eq!(
+            tree.step(root, &[1]),
+            None,
+            "less than a page enters nothing"
+        );
     }
 
     #[test]
@@ -344,11 +405,29 @@ mod tests {
         tree.node_mut(lower).pins = 3;
         let upper = tree.split(lower, 2);
         assert_eq!((tree.node(upper).pins, tree.node(lower).pins), (1, 3));
-        assert_eq!((tree.node(upper).end, tree.node(lower).start(), tree.node(lower).end), (2, 2, 3));
+        assert_eq!(
+            (
+                tree.node(upper).end,
+                tree.node(lower).start(),
+                tree.node(lower).end
+            ),
+            (2, 2, 3)
+        );
         let mut seen = Vec::new();
-        assert_eq!(tree.walk(root, &[1, 2, 3], |index, _| seen.push(index)).matched, 3);
+        assert_eq!(
+            tree.walk(root, &[1, 2, 3], |index, _| seen.push(index))
+                .matched,
+            3
+        );
         assert_eq!(seen, [upper, lower]);
-        assert_eq!((tree.climb(lower, 2), tree.climb(lower, 3), tree.climb(lower, 1)), (upper, lower, upper));
+        assert_eq!(
+            (
+                tree.climb(lower, 2),
+                tree.climb(lower, 3),
+                tree.climb(lower, 1)
+            ),
+            (upper, lower, upper)
+        );
     }
 
     #[test]

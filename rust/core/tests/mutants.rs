@@ -1,13 +1,19 @@
-//! What mutation testing found that no other test would notice. MUTANTS.md lists the mutants that are left.
+//! What mutation testing found that no other test would notice. MUTANTS.md lists the mutants that
+//! are left.
 
-use radixstate::{Cache, Config, Misuse, Namespace, Pending, PoolConfig, Reservation, Sequence, StartOptions, Started};
+use radixstate::{
+    Cache, Config, Misuse, Namespace, Pending, PoolConfig, Reservation, Sequence, StartOptions,
+    Started,
+};
 
 fn cache(active: PoolConfig) -> Cache {
     Cache::new(Config::linear(4, active, PoolConfig::internal(2))).unwrap()
 }
 
 fn start(cache: &mut Cache) -> Sequence {
-    let Started { sequence, .. } = cache.start(&Namespace::default(), &[0; 9], StartOptions::default()).unwrap();
+    let Started { sequence, .. } = cache
+        .start(&Namespace::default(), &[0; 9], StartOptions::default())
+        .unwrap();
     cache.loaded(&sequence).unwrap();
     sequence
 }
@@ -22,7 +28,10 @@ fn reserve(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Pending {
 #[test]
 fn a_namespace_says_what_it_was_made_of() {
     let namespace = Namespace::new(7, Some("tenant"), 9);
-    assert_eq!((namespace.adapter(), namespace.tenant(), namespace.epoch()), (7, Some("tenant"), 9));
+    assert_eq!(
+        (namespace.adapter(), namespace.tenant(), namespace.epoch()),
+        (7, Some("tenant"), 9)
+    );
     let bare = Namespace::default();
     assert_eq!((bare.adapter(), bare.tenant(), bare.epoch()), (0, None, 0));
 }
@@ -37,20 +46,33 @@ fn a_pending_checkpoint_says_where_and_how_deep() {
     }
 }
 
-/// Their drop alone would give back what they hold, so only what the call says tells that it looked.
+/// Their drop alone would give back what they hold, so only what the call says tells that it
+/// looked.
 #[test]
 fn handles_of_another_cache_are_refused_even_where_they_only_end() {
-    let (mut one, mut other) = (cache(PoolConfig::internal(1)), cache(PoolConfig::internal(1)));
+    let (mut one, mut other) = (
+        cache(PoolConfig::internal(1)),
+        cache(PoolConfig::internal(1)),
+    );
     let sequence = start(&mut one);
     let pending = reserve(&mut one, &sequence, 4);
-    assert_eq!((one.check_pending(&pending), other.check_pending(&pending)), (Ok(()), Err(Misuse::WrongCache)));
+    assert_eq!(
+        (one.check_pending(&pending), other.check_pending(&pending)),
+        (Ok(()), Err(Misuse::WrongCache))
+    );
     assert_eq!(other.abort(sequence), Err(Misuse::WrongCache));
 }
 
 #[test]
 fn the_digest_knows_which_slot_a_request_got() {
-    let (mut internal, mut external) = (cache(PoolConfig::internal(1)), cache(PoolConfig::external(1)));
+    let (mut internal, mut external) = (
+        cache(PoolConfig::internal(1)),
+        cache(PoolConfig::external(1)),
+    );
     let (one, two) = (start(&mut internal), start(&mut external));
-    assert_eq!(internal.view(&one).unwrap().tokens(), external.view(&two).unwrap().tokens());
+    assert_eq!(
+        internal.view(&one).unwrap().tokens(),
+        external.view(&two).unwrap().tokens()
+    );
     assert_ne!(internal.digest(), external.digest(), "slot 1 and none");
 }

@@ -10,19 +10,49 @@ const FORMATS: [Format; 3] = [Format::Native, Format::Bf16, Format::Int8];
 const VALUES: [Values; 4] = [Values::Usual, Values::Finite, Values::Edges, Values::Any];
 
 fn cases() -> impl Strategy<Value = Case> {
-    let sizes = || prop_oneof![Just(1_usize), Just(7), Just(63), Just(64), Just(100), Just(128), 1..200_usize];
+    let sizes = || {
+        prop_oneof![
+            Just(1_usize),
+            Just(7),
+            Just(63),
+            Just(64),
+            Just(100),
+            Just(128),
+            1..200_usize
+        ]
+    };
     let kind = (
         prop::sample::select(&STATES[..]),
         prop::sample::select(&LAYOUTS[..]),
         prop::sample::select(&FORMATS[..]),
         prop::sample::select(&VALUES[..]),
     );
-    (kind, sizes(), sizes(), 1..4_usize, 1..3_usize, 2..4_usize, 0..4_usize, any::<u64>()).prop_map(
-        |((state, layout, format, values), d_k, d_v, heads, layers, slots, skew, seed)| {
-            let shape = Shape { heads, d_k, d_v };
-            Case { state, layout, format, shape, layers, slots, skew, values, seed }
-        },
+    (
+        kind,
+        sizes(),
+        sizes(),
+        1..4_usize,
+        1..3_usize,
+        2..4_usize,
+        0..4_usize,
+        any::<u64>(),
     )
+        .prop_map(
+            |((state, layout, format, values), d_k, d_v, heads, layers, slots, skew, seed)| {
+                let shape = Shape { heads, d_k, d_v };
+                Case {
+                    state,
+                    layout,
+                    format,
+                    shape,
+                    layers,
+                    slots,
+                    skew,
+                    values,
+                    seed,
+                }
+            },
+        )
 }
 
 proptest! {
@@ -39,11 +69,29 @@ proptest! {
 fn every_row_length_equals_the_oracle() {
     for n in 1..=130 {
         for state in STATES {
-            for (layout, format) in LAYOUTS.into_iter().flat_map(|layout| FORMATS.map(|format| (layout, format))) {
-                let (d_k, d_v) = if layout == Layout::KLast { (n, 3) } else { (3, n) };
+            for (layout, format) in LAYOUTS
+                .into_iter()
+                .flat_map(|layout| FORMATS.map(|format| (layout, format)))
+            {
+                let (d_k, d_v) = if layout == Layout::KLast {
+                    (n, 3)
+                } else {
+                    (3, n)
+                };
                 let shape = Shape { heads: 1, d_k, d_v };
                 let (values, seed) = (Values::Finite, n as u64);
-                Case { state, layout, format, shape, layers: 1, slots: 2, skew: n % 2, values, seed }.agree(1);
+                Case {
+                    state,
+                    layout,
+                    format,
+                    shape,
+                    layers: 1,
+                    slots: 2,
+                    skew: n % 2,
+                    values,
+                    seed,
+                }
+                .agree(1);
             }
         }
     }
@@ -52,17 +100,40 @@ fn every_row_length_equals_the_oracle() {
 /// Large enough for threads to start and for streamed writes.
 #[test]
 fn the_result_does_not_depend_on_threads() {
-    let shape = Shape { heads: 7, d_k: 128, d_v: 128 };
-    for (state, layout) in STATES.into_iter().flat_map(|state| LAYOUTS.map(|layout| (state, layout))) {
+    let shape = Shape {
+        heads: 7,
+        d_k: 128,
+        d_v: 128,
+    };
+    for (state, layout) in STATES
+        .into_iter()
+        .flat_map(|state| LAYOUTS.map(|layout| (state, layout)))
+    {
         for format in FORMATS {
             let (values, seed) = (Values::Edges, 5);
-            let case = Case { state, layout, format, shape, layers: 5, slots: 9, skew: 0, values, seed };
+            let case = Case {
+                state,
+                layout,
+                format,
+                shape,
+                layers: 5,
+                slots: 9,
+                skew: 0,
+                values,
+                seed,
+            };
             let oracle = case.run(Backend::Scalar, 1);
             for (backend, threads) in Backend::available().into_iter().zip([1, 2, 1000]) {
-                assert!(case.run(backend, threads) == oracle, "{backend:?}, {threads} threads: {case:?}");
+                assert!(
+                    case.run(backend, threads) == oracle,
+                    "{backend:?}, {threads} threads: {case:?}"
+                );
             }
             for threads in [3, 4] {
-                assert!(case.run(Backend::fastest(), threads) == oracle, "{threads} threads: {case:?}");
+                assert!(
+                    case.run(Backend::fastest(), threads) == oracle,
+                    "{threads} threads: {case:?}"
+                );
             }
         }
     }

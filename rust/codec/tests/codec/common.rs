@@ -2,7 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use radixstate_codec::{Backend, Checkpoint, Format, Layout, Pair, Plan, Pool, Shape, Spec, StateType, Window};
+use radixstate_codec::{
+    Backend, Checkpoint, Format, Layout, Pair, Plan, Pool, Shape, Spec, StateType, Window,
+};
 
 /// What an unwritten byte looks like.
 pub(crate) const UNWRITTEN: u8 = 0x7f;
@@ -74,7 +76,11 @@ impl Memory {
     fn new(len: usize, skew: usize) -> Self {
         let bytes = vec![UNWRITTEN; len + 64 + skew];
         let address = bytes.as_ptr().addr();
-        Self { start: address.next_multiple_of(64) - address + skew, bytes, len }
+        Self {
+            start: address.next_multiple_of(64) - address + skew,
+            bytes,
+            len,
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -91,7 +97,8 @@ impl Memory {
 }
 
 impl Case {
-    /// A pool whose layer holds `[slots, heads, rows, row_bytes]`, with `skew` bytes between rows, heads and slots.
+    /// A pool whose layer holds `[slots, heads, rows, row_bytes]`, with `skew` bytes between rows,
+    /// heads and slots.
     fn pool(&self, heads: usize, rows: usize, row_bytes: usize) -> (Memory, Pool) {
         let row_stride = row_bytes + self.skew;
         let head_stride = rows * row_stride + self.skew;
@@ -100,7 +107,16 @@ impl Case {
         let mut memory = Memory::new(self.layers * layer, self.skew);
         let base = memory.address();
         let layers = (0..self.layers).map(|i| base + i * layer).collect();
-        (memory, Pool { layers, slots: self.slots, slot_stride, head_stride, row_stride })
+        (
+            memory,
+            Pool {
+                layers,
+                slots: self.slots,
+                slot_stride,
+                head_stride,
+                row_stride,
+            },
+        )
     }
 
     fn matrix(&self) -> (usize, usize) {
@@ -126,7 +142,11 @@ impl Case {
     }
 
     pub(crate) fn scale(&self) -> (Memory, Pool) {
-        self.pool(self.shape.heads, 1, self.shape.d_k * self.state.scale().bytes())
+        self.pool(
+            self.shape.heads,
+            1,
+            self.shape.d_k * self.state.scale().bytes(),
+        )
     }
 
     pub(crate) fn window(&self) -> (Memory, Pool) {
@@ -139,13 +159,25 @@ impl Case {
             Format::Bf16 => Checkpoint::Bf16(pool),
             Format::Int8 => Checkpoint::Int8 { q: pool, scale },
         };
-        Spec { state: self.state, layout: self.layout, shape: self.shape, active, checkpoint, windows }
+        Spec {
+            state: self.state,
+            layout: self.layout,
+            shape: self.shape,
+            active,
+            checkpoint,
+            windows,
+        }
     }
 
     /// Slots in order to slots in reverse order; slot 0 takes no part.
     pub(crate) fn pairs(&self) -> Vec<Pair> {
         let n = self.slots as u32;
-        (1..n).map(|slot| Pair { source: slot, destination: n - slot }).collect()
+        (1..n)
+            .map(|slot| Pair {
+                source: slot,
+                destination: n - slot,
+            })
+            .collect()
     }
 
     /// Fills a pool with elements of the case's values.
@@ -167,7 +199,11 @@ impl Case {
         };
         let bits = random.next() >> (32 - width);
         let fraction = bits & !exponent;
-        let finite = if bits & exponent == exponent { fraction } else { bits };
+        let finite = if bits & exponent == exponent {
+            fraction
+        } else {
+            bits
+        };
         let usual = fraction | one;
         match self.values {
             Values::Usual => usual,
@@ -197,15 +233,23 @@ impl Case {
         self.fill(&mut active);
         self.fill(&mut window);
         let plan = |active: Pool, window: Pool| {
-            let windows = vec![Window { active: window, checkpoint: window_kept_pool.clone(), bytes: WINDOW_BYTES }];
+            let windows = vec![Window {
+                active: window,
+                checkpoint: window_kept_pool.clone(),
+                bytes: WINDOW_BYTES,
+            }];
             let spec = self.spec(active, checkpoint_pool.clone(), scale_pool.clone(), windows);
-            Plan::new(spec).expect("the spec is sound").with_backend(backend)
+            Plan::new(spec)
+                .expect("the spec is sound")
+                .with_backend(backend)
         };
         let pairs = self.pairs();
         // SAFETY: every pool lies within a buffer of its own, which nobody else uses now.
-        let finite = unsafe { plan(active_pool, window_pool).store(&pairs, threads) }.expect("sound pairs");
+        let finite =
+            unsafe { plan(active_pool, window_pool).store(&pairs, threads) }.expect("sound pairs");
         // SAFETY: as above.
-        unsafe { plan(reloaded_pool, reloaded_window_pool).load(&pairs, threads) }.expect("sound pairs");
+        unsafe { plan(reloaded_pool, reloaded_window_pool).load(&pairs, threads) }
+            .expect("sound pairs");
         Outcome {
             finite,
             checkpoint: checkpoint.bytes().to_vec(),
@@ -220,7 +264,10 @@ impl Case {
     pub(crate) fn agree(&self, threads: usize) {
         let oracle = self.run(Backend::Scalar, 1);
         for backend in Backend::available() {
-            assert!(self.run(backend, threads) == oracle, "{backend:?} with {threads} threads differs in {self:?}");
+            assert!(
+                self.run(backend, threads) == oracle,
+                "{backend:?} with {threads} threads differs in {self:?}"
+            );
         }
     }
 }

@@ -6,25 +6,49 @@ use crate::head::{Head, PAIR, canonical_nan, elements, largest, nearest, value};
 use proptest::prelude::*;
 use radixstate_codec::{Backend, Layout, StateType};
 
-/// Every one of `patterns` as the largest element of its channel, or as the only one that is not zero.
+/// Every one of `patterns` as the largest element of its channel, or as the only one that is not
+/// zero.
 fn sweep(state: StateType, patterns: &[u32]) {
     for layout in [Layout::KLast, Layout::VLast] {
         let d_k = patterns.len();
         let halved = |&bits: &u32| nearest(state, value(state, bits) / -3.0);
-        let companions: Vec<u32> =
-            patterns.iter().map(|bits| if value(state, *bits).is_finite() { halved(bits) } else { 0 }).collect();
+        let companions: Vec<u32> = patterns
+            .iter()
+            .map(|bits| {
+                if value(state, *bits).is_finite() {
+                    halved(bits)
+                } else {
+                    0
+                }
+            })
+            .collect();
         let elements = match layout {
             Layout::KLast => [patterns, &companions].concat(),
-            Layout::VLast => patterns.iter().zip(&companions).flat_map(|(&x, &y)| [x, y]).collect(),
+            Layout::VLast => patterns
+                .iter()
+                .zip(&companions)
+                .flat_map(|(&x, &y)| [x, y])
+                .collect(),
         };
-        Head { state, layout, d_k, d_v: 2, elements }.check();
+        Head {
+            state,
+            layout,
+            d_k,
+            d_v: 2,
+            elements,
+        }
+        .check();
     }
 }
 
 /// In one head with Inf and NaN, and without: the two may take different paths.
 fn sweep_sixteen_bits(state: StateType) {
     let all: Vec<u32> = (0..=0xffff).collect();
-    let usual: Vec<u32> = all.iter().copied().filter(|&bits| value(state, bits).abs() < largest(state)).collect();
+    let usual: Vec<u32> = all
+        .iter()
+        .copied()
+        .filter(|&bits| value(state, bits).abs() < largest(state))
+        .collect();
     sweep(state, &all);
     sweep(state, &usual);
 }
@@ -41,26 +65,53 @@ fn every_fp16_channel_follows_the_formula() {
 
 #[test]
 fn fp32_channels_follow_the_formula() {
-    let spread = |top: u32| (0..top).step_by(65_521).flat_map(|bits| [bits, bits | 1 << 31]);
+    let spread = |top: u32| {
+        (0..top)
+            .step_by(65_521)
+            .flat_map(|bits| [bits, bits | 1 << 31])
+    };
     sweep(StateType::Fp32, &spread(0x7f7f_ffff).collect::<Vec<_>>());
-    sweep(StateType::Fp32, &spread(0x7fff_ffff).chain([0x7f7f_ffff, 0xff7f_ffff]).collect::<Vec<_>>());
+    sweep(
+        StateType::Fp32,
+        &spread(0x7fff_ffff)
+            .chain([0x7f7f_ffff, 0xff7f_ffff])
+            .collect::<Vec<_>>(),
+    );
 }
 
 #[test]
 fn a_load_takes_any_scale() {
-    for (backend, state) in Backend::available()
-        .into_iter()
-        .flat_map(|backend| [StateType::Bf16, StateType::Fp16, StateType::Fp32].map(|state| (backend, state)))
-    {
-        let step = if state == StateType::Bf16 { 13 } else { 1_048_573 };
-        let top = if state == StateType::Bf16 { 0xffff } else { u32::MAX };
-        let inf = if state == StateType::Bf16 { 0x7f80 } else { 0x7f80_0000 };
-        let scales: Vec<u32> = (0..=top).step_by(step).chain([1, inf - 1, inf, inf + 1, top]).collect();
+    for (backend, state) in Backend::available().into_iter().flat_map(|backend| {
+        [StateType::Bf16, StateType::Fp16, StateType::Fp32].map(|state| (backend, state))
+    }) {
+        let step = if state == StateType::Bf16 {
+            13
+        } else {
+            1_048_573
+        };
+        let top = if state == StateType::Bf16 {
+            0xffff
+        } else {
+            u32::MAX
+        };
+        let inf = if state == StateType::Bf16 {
+            0x7f80
+        } else {
+            0x7f80_0000
+        };
+        let scales: Vec<u32> = (0..=top)
+            .step_by(step)
+            .chain([1, inf - 1, inf, inf + 1, top])
+            .collect();
         let reloaded = load_each(state, backend, &scales);
         for (scale, row) in scales.iter().zip(reloaded.chunks_exact(256)) {
             for (q, &bits) in (-128_i8..=127).zip(row) {
                 let product = f32::from(q) * value(state.scale(), *scale);
-                let expected = if product.is_nan() { canonical_nan(state) } else { nearest(state, product) };
+                let expected = if product.is_nan() {
+                    canonical_nan(state)
+                } else {
+                    nearest(state, product)
+                };
                 assert_eq!(bits, expected, "{backend:?} {state:?}: {q} * {scale:#x}");
             }
         }
@@ -70,13 +121,24 @@ fn a_load_takes_any_scale() {
 /// Rows of every q, each with its scale.
 fn load_each(state: StateType, backend: Backend, scales: &[u32]) -> Vec<u32> {
     let (d_k, scale_size) = (scales.len(), state.scale().bytes());
-    let head = Head { state, layout: Layout::VLast, d_k, d_v: 256, elements: vec![0; 256 * d_k] };
+    let head = Head {
+        state,
+        layout: Layout::VLast,
+        d_k,
+        d_v: 256,
+        elements: vec![0; 256 * d_k],
+    };
     let row: Vec<u8> = (-128_i8..=127).map(i8::cast_unsigned).collect();
     let mut q = row.repeat(2 * d_k);
-    let mut scale: Vec<u8> =
-        scales.iter().chain(scales).flat_map(|bits| bits.to_ne_bytes().into_iter().take(scale_size)).collect();
+    let mut scale: Vec<u8> = scales
+        .iter()
+        .chain(scales)
+        .flat_map(|bits| bits.to_ne_bytes().into_iter().take(scale_size))
+        .collect();
     let mut active = vec![0; 2 * 256 * d_k * state.bytes()];
-    let plan = head.plan([&mut active, &mut q, &mut scale]).with_backend(backend);
+    let plan = head
+        .plan([&mut active, &mut q, &mut scale])
+        .with_backend(backend);
     // SAFETY: the pools are the three buffers, which nobody else uses now.
     unsafe { plan.load(&PAIR, NonZeroUsize::MIN) }.expect("slot 1 is in range");
     elements(&active[active.len() / 2..], state.bytes())
@@ -92,7 +154,13 @@ fn finite_heads() -> impl Strategy<Value = Head> {
     kind.prop_flat_map(|(state, layout, d_k, d_v)| {
         prop::collection::vec(-100.0_f32..100.0, d_k * d_v).prop_map(move |values| {
             let elements = values.into_iter().map(|x| nearest(state, x)).collect();
-            Head { state, layout, d_k, d_v, elements }
+            Head {
+                state,
+                layout,
+                d_k,
+                d_v,
+                elements,
+            }
         })
     })
 }

@@ -4,7 +4,10 @@ use std::num::NonZeroUsize;
 
 use radixstate_codec::{Backend, Checkpoint, Layout, Pair, Plan, Pool, Shape, Spec, StateType};
 
-pub(crate) const PAIR: [Pair; 1] = [Pair { source: 1, destination: 1 }];
+pub(crate) const PAIR: [Pair; 1] = [Pair {
+    source: 1,
+    destination: 1,
+}];
 
 /// One slot of one layer and head: the elements as bits, row by row.
 #[derive(Debug)]
@@ -27,7 +30,10 @@ pub(crate) struct Stored {
 impl Head {
     fn bytes(&self) -> Vec<u8> {
         let size = self.state.bytes();
-        self.elements.iter().flat_map(|bits| bits.to_ne_bytes().into_iter().take(size)).collect()
+        self.elements
+            .iter()
+            .flat_map(|bits| bits.to_ne_bytes().into_iter().take(size))
+            .collect()
     }
 
     /// Stores with a backend and loads with it.
@@ -38,27 +44,42 @@ impl Head {
         let mut active = [vec![0xff; bytes.len()], bytes.clone()].concat();
         let mut q = vec![0xff; 2 * self.elements.len()];
         let mut scale = vec![0xff; 2 * self.d_k * scale_size];
-        let plan = self.plan([&mut active, &mut q, &mut scale]).with_backend(backend);
+        let plan = self
+            .plan([&mut active, &mut q, &mut scale])
+            .with_backend(backend);
         // SAFETY: the pools are the three buffers, which nobody else uses now.
-        let finite = unsafe { plan.store(&PAIR, NonZeroUsize::MIN) }.expect("slot 1 is in range")[0];
+        let finite =
+            unsafe { plan.store(&PAIR, NonZeroUsize::MIN) }.expect("slot 1 is in range")[0];
         let mut reloaded = vec![0xff; 2 * bytes.len()];
-        let plan = self.plan([&mut reloaded, &mut q, &mut scale]).with_backend(backend);
+        let plan = self
+            .plan([&mut reloaded, &mut q, &mut scale])
+            .with_backend(backend);
         // SAFETY: as above.
         unsafe { plan.load(&PAIR, NonZeroUsize::MIN) }.expect("slot 1 is in range");
         assert_eq!(active[bytes.len()..], bytes, "the source is as it was");
         for buffer in [&active, &q, &scale, &reloaded] {
-            assert!(buffer[..buffer.len() / 2].iter().all(|&byte| byte == 0xff), "the padding sink is as it was");
+            assert!(
+                buffer[..buffer.len() / 2].iter().all(|&byte| byte == 0xff),
+                "the padding sink is as it was"
+            );
         }
         Stored {
             finite,
             scale: elements(&scale[self.d_k * scale_size..], scale_size),
-            q: q[self.elements.len()..].iter().map(|byte| byte.cast_signed()).collect(),
+            q: q[self.elements.len()..]
+                .iter()
+                .map(|byte| byte.cast_signed())
+                .collect(),
             reloaded: elements(&reloaded[bytes.len()..], self.state.bytes()),
         }
     }
 
     pub(crate) fn plan(&self, [active, q, scale]: [&mut Vec<u8>; 3]) -> Plan {
-        let columns = if self.layout == Layout::KLast { self.d_k } else { self.d_v };
+        let columns = if self.layout == Layout::KLast {
+            self.d_k
+        } else {
+            self.d_v
+        };
         let pool = |buffer: &mut Vec<u8>, row_stride| Pool {
             layers: vec![buffer.as_mut_ptr().expose_provenance()],
             slots: 2,
@@ -69,9 +90,16 @@ impl Head {
         let spec = Spec {
             state: self.state,
             layout: self.layout,
-            shape: Shape { heads: 1, d_k: self.d_k, d_v: self.d_v },
+            shape: Shape {
+                heads: 1,
+                d_k: self.d_k,
+                d_v: self.d_v,
+            },
             active: pool(active, columns * self.state.bytes()),
-            checkpoint: Checkpoint::Int8 { q: pool(q, columns), scale: pool(scale, 0) },
+            checkpoint: Checkpoint::Int8 {
+                q: pool(q, columns),
+                scale: pool(scale, 0),
+            },
             windows: Vec::new(),
         };
         Plan::new(spec).expect("the spec is sound")
@@ -89,7 +117,10 @@ impl Head {
     pub(crate) fn check(&self) {
         for backend in Backend::available() {
             let stored = self.store(backend);
-            let finite = (0..self.d_k).filter(|&k| !self.check_channel(k, &stored)).count() == 0;
+            let finite = (0..self.d_k)
+                .filter(|&k| !self.check_channel(k, &stored))
+                .count()
+                == 0;
             assert_eq!(stored.finite, finite, "{backend:?}");
         }
     }
@@ -97,11 +128,17 @@ impl Head {
     /// Compares one channel with the formula; says whether it is finite.
     fn check_channel(&self, k: usize, stored: &Stored) -> bool {
         let places = self.channel(k);
-        let values: Vec<f32> = places.iter().map(|&i| value(self.state, self.elements[i])).collect();
+        let values: Vec<f32> = places
+            .iter()
+            .map(|&i| value(self.state, self.elements[i]))
+            .collect();
         if values.iter().any(|x| !x.is_finite()) {
             assert_eq!(stored.scale[k], canonical_nan(self.state.scale()));
             for i in places {
-                assert_eq!((stored.q[i], stored.reloaded[i]), (0, canonical_nan(self.state)));
+                assert_eq!(
+                    (stored.q[i], stored.reloaded[i]),
+                    (0, canonical_nan(self.state))
+                );
             }
             return false;
         }
@@ -115,7 +152,11 @@ impl Head {
         for (i, x) in places.into_iter().zip(values) {
             let q = (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8;
             assert_eq!(stored.q[i], q, "{x:e} / {scale:e}");
-            assert_eq!(stored.reloaded[i], nearest(self.state, f32::from(q) * scale), "{q} * {scale:e}");
+            assert_eq!(
+                stored.reloaded[i],
+                nearest(self.state, f32::from(q) * scale),
+                "{q} * {scale:e}"
+            );
             assert!(value(self.state, stored.reloaded[i]).is_finite());
         }
         true
@@ -157,7 +198,11 @@ pub(crate) fn value(state: StateType, bits: u32) -> f32 {
         StateType::Fp16 => 10,
         StateType::Fp32 => return f32::from_bits(bits),
     };
-    let (bias, top) = if state == StateType::Fp16 { (15, 31) } else { (127, 255) };
+    let (bias, top) = if state == StateType::Fp16 {
+        (15, 31)
+    } else {
+        (127, 255)
+    };
     let exponent = (bits & 0x7fff) >> fraction_bits;
     let fraction = f64::from(bits & ((1 << fraction_bits) - 1)) / f64::from(1 << fraction_bits);
     let magnitude = match exponent {
@@ -166,7 +211,11 @@ pub(crate) fn value(state: StateType, bits: u32) -> f32 {
         e if e == top => f64::NAN,
         e => (1.0 + fraction) * 2_f64.powi(e as i32 - bias),
     };
-    (if bits & 0x8000 == 0 { magnitude } else { -magnitude }) as f32
+    (if bits & 0x8000 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }) as f32
 }
 
 /// The nearest bits, the even of two: by bisection over all that the format has.
@@ -175,14 +224,22 @@ pub(crate) fn nearest(state: StateType, x: f32) -> u32 {
         return x.to_bits();
     }
     if x.is_infinite() {
-        return if state == StateType::Bf16 { 0x7f80 } else { 0x7c00 } | if x < 0.0 { 0x8000 } else { 0 };
+        return if state == StateType::Bf16 {
+            0x7f80
+        } else {
+            0x7c00
+        } | if x < 0.0 { 0x8000 } else { 0 };
     }
     let magnitude = f64::from(x.abs());
     let (mut low, mut high) = (0, 0x7fff);
     while high - low > 1 {
         let middle = u32::midpoint(low, high);
         // NaN compares as false and so counts as too large.
-        if f64::from(value(state, middle)) <= magnitude { low = middle } else { high = middle }
+        if f64::from(value(state, middle)) <= magnitude {
+            low = middle
+        } else {
+            high = middle
+        }
     }
     let below = f64::from(value(state, low));
     // Where the format ends, Inf stands for the next step.
@@ -190,7 +247,8 @@ pub(crate) fn nearest(state: StateType, x: f32) -> u32 {
         next if next.is_finite() => next,
         _ => 2.0 * below - f64::from(value(state, low - 1)),
     };
-    let up = above - magnitude < magnitude - below || (above - magnitude == magnitude - below && low & 1 == 1);
+    let up = above - magnitude < magnitude - below
+        || (above - magnitude == magnitude - below && low & 1 == 1);
     let sign = if x.is_sign_negative() { 0x8000 } else { 0 };
     sign | if up { low + 1 } else { low }
 }

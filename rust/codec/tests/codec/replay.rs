@@ -1,4 +1,5 @@
-//! The body of the fuzz target `codec`: the contract, the backends and the check of specs, on what bytes mean.
+//! The body of the fuzz target `codec`: the contract, the backends and the check of specs, on what
+//! bytes mean.
 
 use arbitrary::{Result, Unstructured};
 use radixstate_codec::{Checkpoint, Format, Layout, Plan, Pool, Shape, Spec, StateType, Window};
@@ -46,14 +47,28 @@ fn head(bytes: &mut Unstructured<'_>) -> Result<Head> {
         StateType::Fp32 => bytes.arbitrary::<u32>(),
     };
     let elements = (0..d_k * d_v).map(element).collect::<Result<Vec<u32>>>()?;
-    Ok(Head { state, layout, d_k, d_v, elements })
+    Ok(Head {
+        state,
+        layout,
+        d_k,
+        d_v,
+        elements,
+    })
 }
 
 /// States of any shape and format, with bits from a seed.
 fn case(bytes: &mut Unstructured<'_>) -> Result<Case> {
-    let (state, layout, format) = (*bytes.choose(&STATES)?, *bytes.choose(&LAYOUTS)?, *bytes.choose(&FORMATS)?);
+    let (state, layout, format) = (
+        *bytes.choose(&STATES)?,
+        *bytes.choose(&LAYOUTS)?,
+        *bytes.choose(&FORMATS)?,
+    );
     let (d_k, d_v) = (bytes.int_in_range(1..=150)?, bytes.int_in_range(1..=150)?);
-    let shape = Shape { heads: bytes.int_in_range(1..=3)?, d_k, d_v };
+    let shape = Shape {
+        heads: bytes.int_in_range(1..=3)?,
+        d_k,
+        d_v,
+    };
     Ok(Case {
         state,
         layout,
@@ -69,29 +84,71 @@ fn case(bytes: &mut Unstructured<'_>) -> Result<Case> {
 
 /// Pools one after the other, mostly: few and small enough to be written out.
 fn spec(bytes: &mut Unstructured<'_>) -> Result<Spec> {
-    let (state, layout, format) = (*bytes.choose(&STATES)?, *bytes.choose(&LAYOUTS)?, *bytes.choose(&FORMATS)?);
+    let (state, layout, format) = (
+        *bytes.choose(&STATES)?,
+        *bytes.choose(&LAYOUTS)?,
+        *bytes.choose(&FORMATS)?,
+    );
     let mut small = || bytes.int_in_range(1..=3_usize);
-    let shape = Shape { heads: small()?, d_k: small()?, d_v: small()? };
+    let shape = Shape {
+        heads: small()?,
+        d_k: small()?,
+        d_v: small()?,
+    };
     let (layers, active_slots, checkpoint_slots) = (small()?, small()?, small()?);
     let has_window: bool = bytes.arbitrary()?;
     let (rows, columns) = shape.matrix(layout);
     let heads = shape.heads;
-    let mut places = Places { bytes, layers, next: 4096 };
+    let mut places = Places {
+        bytes,
+        layers,
+        next: 4096,
+    };
     let active = places.pool([active_slots, heads, rows, columns * state.bytes()])?;
     let checkpoint = match format {
-        Format::Native => Checkpoint::Native(places.pool([checkpoint_slots, heads, rows, columns * state.bytes()])?),
-        Format::Bf16 => Checkpoint::Bf16(places.pool([checkpoint_slots, heads, rows, columns * 2])?),
+        Format::Native => Checkpoint::Native(places.pool([
+            checkpoint_slots,
+            heads,
+            rows,
+            columns * state.bytes(),
+        ])?),
+        Format::Bf16 => {
+            Checkpoint::Bf16(places.pool([checkpoint_slots, heads, rows, columns * 2])?)
+        }
         Format::Int8 => Checkpoint::Int8 {
             q: places.pool([checkpoint_slots, heads, rows, columns])?,
-            scale: places.pool([checkpoint_slots, heads, 1, shape.d_k * state.scale().bytes()])?,
+            scale: places.pool([
+                checkpoint_slots,
+                heads,
+                1,
+                shape.d_k * state.scale().bytes(),
+            ])?,
         },
     };
     let mut window = || -> Result<Window> {
-        let (active, checkpoint) = (places.pool([active_slots, 1, 1, 5])?, places.pool([checkpoint_slots, 1, 1, 5])?);
-        Ok(Window { active, checkpoint, bytes: 5 })
+        let (active, checkpoint) = (
+            places.pool([active_slots, 1, 1, 5])?,
+            places.pool([checkpoint_slots, 1, 1, 5])?,
+        );
+        Ok(Window {
+            active,
+            checkpoint,
+            bytes: 5,
+        })
     };
-    let windows = if has_window { vec![window()?] } else { Vec::new() };
-    Ok(Spec { state, layout, shape, active, checkpoint, windows })
+    let windows = if has_window {
+        vec![window()?]
+    } else {
+        Vec::new()
+    };
+    Ok(Spec {
+        state,
+        layout,
+        shape,
+        active,
+        checkpoint,
+        windows,
+    })
 }
 
 /// Deals out strides and addresses.
@@ -113,7 +170,13 @@ impl Places<'_, '_> {
             self.next = base + slots * slot_stride;
             layers.push(base);
         }
-        Ok(Pool { layers, slots, slot_stride, head_stride, row_stride })
+        Ok(Pool {
+            layers,
+            slots,
+            slot_stride,
+            head_stride,
+            row_stride,
+        })
     }
 
     /// Mostly what leaves no gap, sometimes a byte more or less, sometimes anything.
@@ -136,15 +199,25 @@ fn judge(spec: Spec) -> Subject {
     }
     spans.sort_unstable();
     for pair in spans.windows(2) {
-        let [(first, length), (second, _)] = *pair else { unreachable!("windows of two") };
-        assert!(first + length <= second, "{first} + {length} reaches {second} in {described}");
+        let [(first, length), (second, _)] = *pair else {
+            unreachable!("windows of two")
+        };
+        assert!(
+            first + length <= second,
+            "{first} + {length} reaches {second} in {described}"
+        );
     }
     Subject::SpecAccepted
 }
 
 /// Address and length of every row.
 fn spans(spec: &Spec) -> Vec<(usize, usize)> {
-    let Spec { state, layout, shape, .. } = *spec;
+    let Spec {
+        state,
+        layout,
+        shape,
+        ..
+    } = *spec;
     let (rows, columns) = shape.matrix(layout);
     let size = state.bytes();
     let mut spans = rows_of(&spec.active, shape.heads, rows, columns * size);
@@ -153,11 +226,25 @@ fn spans(spec: &Spec) -> Vec<(usize, usize)> {
         Checkpoint::Bf16(pool) => spans.extend(rows_of(pool, shape.heads, rows, columns * 2)),
         Checkpoint::Int8 { q, scale } => {
             spans.extend(rows_of(q, shape.heads, rows, columns));
-            spans.extend(rows_of(scale, shape.heads, 1, shape.d_k * state.scale().bytes()));
+            spans.extend(rows_of(
+                scale,
+                shape.heads,
+                1,
+                shape.d_k * state.scale().bytes(),
+            ));
         }
     }
-    for Window { active, checkpoint, bytes } in &spec.windows {
-        spans.extend([active, checkpoint].into_iter().flat_map(|pool| rows_of(pool, 1, 1, *bytes)));
+    for Window {
+        active,
+        checkpoint,
+        bytes,
+    } in &spec.windows
+    {
+        spans.extend(
+            [active, checkpoint]
+                .into_iter()
+                .flat_map(|pool| rows_of(pool, 1, 1, *bytes)),
+        );
     }
     spans
 }

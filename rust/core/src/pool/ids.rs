@@ -2,8 +2,9 @@
 
 use super::slots::Run;
 
-/// One bit for each id, in levels of 64: a bit of a higher level says that a word of the level below is not zero. So
-/// the lowest id is found in as many steps as there are levels, four for sixteen million, and a run costs its words.
+/// One bit for each id, in levels of 64: a bit of a higher level says that a word of the level
+/// below is not zero. So the lowest id is found in as many steps as there are levels, four for
+/// sixteen million, and a run costs its words.
 #[derive(Debug)]
 pub(super) struct IdSet {
     levels: Vec<Vec<u64>>,
@@ -13,12 +14,16 @@ const BITS: usize = u64::BITS as usize;
 
 impl IdSet {
     pub(super) fn new() -> Self {
-        Self { levels: vec![vec![0]] }
+        Self {
+            levels: vec![vec![0]],
+        }
     }
 
     pub(super) fn contains(&self, id: u32) -> bool {
         let id = id as usize;
-        self.levels[0].get(id / BITS).is_some_and(|word| word >> (id % BITS) & 1 == 1)
+        self.levels[0]
+            .get(id / BITS)
+            .is_some_and(|word| word >> (id % BITS) & 1 == 1)
     }
 
     /// Adds a run; whether all of it was new.
@@ -38,7 +43,9 @@ impl IdSet {
     pub(super) fn remove(&mut self, run: Run) -> bool {
         let mut there = true;
         for (index, mask) in words(run) {
-            let Some(word) = self.levels[0].get_mut(index) else { return false };
+            let Some(word) = self.levels[0].get_mut(index) else {
+                return false;
+            };
             there &= *word & mask == mask;
             *word &= !mask;
             if *word == 0 {
@@ -59,14 +66,19 @@ impl IdSet {
             lowest = lowest * BITS + word.trailing_zeros() as usize;
         }
         let ones = (self.levels[0][lowest / BITS] >> (lowest % BITS)).trailing_ones();
-        let run = Run { first: lowest as u32, count: ones.min(u32::try_from(most).unwrap_or(u32::MAX)) };
+        let run = Run {
+            first: lowest as u32,
+            count: ones.min(u32::try_from(most).unwrap_or(u32::MAX)),
+        };
         self.remove(run);
         Some(run)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
         let bits = |word: u64| (0..u64::BITS).filter(move |bit| word >> bit & 1 == 1);
-        (0..).zip(&self.levels[0]).flat_map(move |(index, &word)| bits(word).map(move |bit| index * u64::BITS + bit))
+        (0..)
+            .zip(&self.levels[0])
+            .flat_map(move |(index, &word)| bits(word).map(move |bit| index * u64::BITS + bit))
     }
 
     /// Makes room for that many words of ids, up to one word at the top.
@@ -116,7 +128,10 @@ impl IdSet {
 fn words(run: Run) -> impl Iterator<Item = (usize, u64)> {
     let (first, end) = (run.first as usize, run.last() as usize + 1);
     (first / BITS..end.div_ceil(BITS)).map(move |index| {
-        let (from, to) = (first.saturating_sub(index * BITS), (end - index * BITS).min(BITS));
+        let (from, to) = (
+            first.saturating_sub(index * BITS),
+            (end - index * BITS).min(BITS),
+        );
         (index, u64::MAX >> (BITS - (to - from)) << from)
     })
 }
@@ -133,21 +148,50 @@ mod tests {
     fn the_lowest_ids_go_first_and_no_run_passes_a_word() {
         let mut ids = IdSet::new();
         assert_eq!(ids.pop(1), None);
-        assert!(ids.insert(Run { first: 60, count: 10 }));
-        assert!(ids.insert(Run { first: 1_000_000, count: 1 }));
+        assert!(ids.insert(Run {
+            first: 60,
+            count: 10
+        }));
+        assert!(ids.insert(Run {
+            first: 1_000_000,
+            count: 1
+        }));
         assert!(ids.insert(Run { first: 3, count: 2 }));
         assert_eq!(ids.iter().count(), 13);
-        let runs: Vec<_> = std::iter::from_fn(|| ids.pop(3)).map(|run| (run.first, run.count)).collect();
-        assert_eq!(runs, [(3, 2), (60, 3), (63, 1), (64, 3), (67, 3), (1_000_000, 1)]);
+        let runs: Vec<_> = std::iter::from_fn(|| ids.pop(3))
+            .map(|run| (run.first, run.count))
+            .collect();
+        assert_eq!(
+            runs,
+            [(3, 2), (60, 3), (63, 1), (64, 3), (67, 3), (1_000_000, 1)]
+        );
     }
 
     #[test]
     fn what_is_there_twice_or_not_at_all_is_told() {
         let mut ids = IdSet::new();
-        assert!(ids.insert(Run { first: 1, count: 100 }));
-        assert!(!ids.insert(Run { first: 100, count: 2 }), "100 was there");
-        assert!(!ids.remove(Run { first: 101, count: 2 }), "102 was not");
-        assert!(!ids.remove(Run { first: 9999, count: 1 }));
+        assert!(ids.insert(Run {
+            first: 1,
+            count: 100
+        }));
+        assert!(
+            !ids.insert(Run {
+                first: 100,
+                count: 2
+            }),
+            "100 was there"
+        );
+        assert!(
+            !ids.remove(Run {
+                first: 101,
+                count: 2
+            }),
+            "102 was not"
+        );
+        assert!(!ids.remove(Run {
+            first: 9999,
+            count: 1
+        }));
     }
 
     proptest! {

@@ -60,8 +60,8 @@ impl Run {
 
 /// Slots of pool `P` with one owner, in the order of the positions they stand for.
 ///
-/// Kept as runs of consecutive ids: pools hand out the lowest first, so the pages of a prompt are few runs, and what
-/// happens to all of them costs the runs, not the pages.
+/// Kept as runs of consecutive ids: pools hand out the lowest first, so the pages of a prompt are
+/// few runs, and what happens to all of them costs the runs, not the pages.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "slots go back to their pool or to a new owner"]
 pub struct Slots<P> {
@@ -71,14 +71,20 @@ pub struct Slots<P> {
 
 impl<P> Default for Slots<P> {
     fn default() -> Self {
-        Self { runs: SmallVec::new(), tag: PhantomData }
+        Self {
+            runs: SmallVec::new(),
+            tag: PhantomData,
+        }
     }
 }
 
 impl<P> From<Slot<P>> for Slots<P> {
     fn from(slot: Slot<P>) -> Self {
         let mut slots = Self::default();
-        slots.push(Run { first: slot.0, count: 1 });
+        slots.push(Run {
+            first: slot.0,
+            count: 1,
+        });
         slots
     }
 }
@@ -112,14 +118,27 @@ impl<P> Slots<P> {
     /// Keeps the first `n` and returns the rest.
     pub fn split_off(&mut self, n: usize) -> Self {
         let mut left = n;
-        let fits = |run: &&Run| left.checked_sub(run.count as usize).inspect(|&rest| left = rest).is_some();
+        let fits = |run: &&Run| {
+            left.checked_sub(run.count as usize)
+                .inspect(|&rest| left = rest)
+                .is_some()
+        };
         let whole = self.runs.iter().take_while(fits).count();
-        let mut rest = Self { runs: self.runs.drain(whole..).collect(), tag: PhantomData };
+        let mut rest = Self {
+            runs: self.runs.drain(whole..).collect(),
+            tag: PhantomData,
+        };
         if let Some(cut) = rest.runs.first_mut().filter(|_| left > 0) {
             // Less than the run's count, so 32 bits hold it.
             let left = left as u32;
-            self.runs.push(Run { first: cut.first, count: left });
-            *cut = Run { first: cut.first + left, count: cut.count - left };
+            self.runs.push(Run {
+                first: cut.first,
+                count: left,
+            });
+            *cut = Run {
+                first: cut.first + left,
+                count: cut.count - left,
+            };
         }
         rest
     }
@@ -149,7 +168,12 @@ mod tests {
 
     fn slots(ids: &[u32]) -> Slots<Kv> {
         let mut slots = Slots::default();
-        ids.iter().for_each(|&id| slots.push(Run { first: id, count: 1 }));
+        ids.iter().for_each(|&id| {
+            slots.push(Run {
+                first: id,
+                count: 1,
+            })
+        });
         slots
     }
 
@@ -170,10 +194,16 @@ mod tests {
             let mut front = slots(&ids);
             let back = front.split_off(n);
             assert_eq!(
-                (front.ids().collect::<Vec<_>>(), back.ids().collect::<Vec<_>>()),
+                (
+                    front.ids().collect::<Vec<_>>(),
+                    back.ids().collect::<Vec<_>>()
+                ),
                 (ids[..n].into(), ids[n..].into())
             );
-            assert_eq!((front.is_empty(), back.is_empty()), (n == 0, n == ids.len()));
+            assert_eq!(
+                (front.is_empty(), back.is_empty()),
+                (n == 0, n == ids.len())
+            );
         }
     }
 
@@ -181,7 +211,10 @@ mod tests {
     fn a_cut_past_the_end_leaves_nothing() {
         let mut front = slots(&[4, 5, 6, 9]);
         assert!(front.split_off(5).is_empty());
-        assert!(front.split_off(usize::MAX - u32::MAX as usize).is_empty(), "a multiple of 2^32 is not 0");
+        assert!(
+            front.split_off(usize::MAX - u32::MAX as usize).is_empty(),
+            "a multiple of 2^32 is not 0"
+        );
         assert_eq!(front.len(), 4);
     }
 }

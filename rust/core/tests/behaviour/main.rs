@@ -8,15 +8,25 @@ mod steps;
 mod tree;
 
 use radixstate::{
-    Cache, Commit, Config, Match, Namespace, Pending, PoolConfig, PoolKind, Reservation, Sequence, StartOptions,
-    Started, Stored, Usage,
+    Cache, Commit, Config, Match, Namespace, Pending, PoolConfig, PoolKind, Reservation, Sequence,
+    StartOptions, Started, Stored, Usage,
 };
 
 const POOLS: [PoolKind; 3] = [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint];
 
 fn config() -> Config {
-    let (kv, active, checkpoints) = (PoolConfig::internal(12), PoolConfig::internal(3), PoolConfig::internal(4));
-    Config { page_size: 2, checkpoint_stride: 4, kv, active, checkpoints }
+    let (kv, active, checkpoints) = (
+        PoolConfig::internal(12),
+        PoolConfig::internal(3),
+        PoolConfig::internal(4),
+    );
+    Config {
+        page_size: 2,
+        checkpoint_stride: 4,
+        kv,
+        active,
+        checkpoints,
+    }
 }
 
 fn cache() -> Cache {
@@ -30,7 +40,11 @@ fn prompt(family: u32, n: u32) -> Vec<u32> {
 
 /// The prompt, then tokens that no other prompt has.
 fn fork(prompt: &[u32], other: u32, n: u32) -> Vec<u32> {
-    prompt.iter().copied().chain((0..n).map(|i| 10_000 + other * 100 + i)).collect()
+    prompt
+        .iter()
+        .copied()
+        .chain((0..n).map(|i| 10_000 + other * 100 + i))
+        .collect()
 }
 
 fn start_with(cache: &mut Cache, tokens: &[u32], options: StartOptions) -> Started {
@@ -95,5 +109,7 @@ fn pages(cache: &Cache, sequence: &Sequence) -> Vec<u32> {
 }
 
 fn assert_sound(cache: &mut Cache) {
-    cache.check(None).unwrap_or_else(|report| panic!("{report}"));
+    cache
+        .check(None)
+        .unwrap_or_else(|report| panic!("{report}"));
 }

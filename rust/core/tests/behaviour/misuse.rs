@@ -1,12 +1,17 @@
 //! Every mistake a caller can make is named, and changes nothing.
 
-use radixstate::{Cache, Config, Error, Lease, Misuse, Namespace, PoolConfig, StartOptions, Started};
+use radixstate::{
+    Cache, Config, Error, Lease, Misuse, Namespace, PoolConfig, StartOptions, Started,
+};
 
 use crate::*;
 
 /// Runs `call`, which must refuse with `misuse`, and shows that no pool and no invariant noticed.
-fn assert_refused<T, E>(cache: &mut Cache, misuse: &Misuse, call: impl FnOnce(&mut Cache) -> Result<T, E>)
-where
+fn assert_refused<T, E>(
+    cache: &mut Cache,
+    misuse: &Misuse,
+    call: impl FnOnce(&mut Cache) -> Result<T, E>,
+) where
     T: std::fmt::Debug,
     E: Into<Error>,
 {
@@ -19,16 +24,25 @@ where
 }
 
 fn external() -> Cache {
-    Cache::new(Config { kv: PoolConfig::external(12), ..config() }).unwrap()
+    Cache::new(Config {
+        kv: PoolConfig::external(12),
+        ..config()
+    })
+    .unwrap()
 }
 
 #[test]
 fn an_empty_prompt_is_refused() {
     let mut cache = cache();
     let namespace = Namespace::default();
-    assert_refused(&mut cache, &Misuse::EmptyPrompt, |cache| cache.lookup(&namespace, &[], None));
     assert_refused(&mut cache, &Misuse::EmptyPrompt, |cache| {
-        let no_read = StartOptions { no_read: true, ..StartOptions::default() };
+        cache.lookup(&namespace, &[], None)
+    });
+    assert_refused(&mut cache, &Misuse::EmptyPrompt, |cache| {
+        let no_read = StartOptions {
+            no_read: true,
+            ..StartOptions::default()
+        };
         cache.start(&namespace, &[], no_read)
     });
 }
@@ -36,10 +50,15 @@ fn an_empty_prompt_is_refused() {
 #[test]
 fn a_checkpoint_names_a_legal_depth_that_is_written_and_a_slot_that_is_ready() {
     let mut cache = cache();
-    let chunk = StartOptions { reserve: Some(6), ..StartOptions::default() };
+    let chunk = StartOptions {
+        reserve: Some(6),
+        ..StartOptions::default()
+    };
     let Started { sequence, .. } = start_with(&mut cache, &prompt(1, 9), chunk);
     let mut refuse = |depth, source, misuse| {
-        assert_refused(&mut cache, &misuse, |cache| cache.reserve_checkpoint(&sequence, depth, source));
+        assert_refused(&mut cache, &misuse, |cache| {
+            cache.reserve_checkpoint(&sequence, depth, source)
+        });
     };
     refuse(6, 1, Misuse::Unaligned { depth: 6, legal: 4 });
     refuse(8, 1, Misuse::DepthPastEnd { depth: 8, end: 6 });
@@ -48,7 +67,9 @@ fn a_checkpoint_names_a_legal_depth_that_is_written_and_a_slot_that_is_ready() {
     refuse(4, 0, Misuse::NotYourSlot { slot: 0 });
     refuse(4, 1, Misuse::NotLoaded);
     cache.loaded(&sequence).unwrap();
-    assert_refused(&mut cache, &Misuse::AlreadyLoaded, |cache| cache.loaded(&sequence));
+    assert_refused(&mut cache, &Misuse::AlreadyLoaded, |cache| {
+        cache.loaded(&sequence)
+    });
     checkpoint(&mut cache, &sequence, 4);
 }
 
@@ -57,8 +78,13 @@ fn tokens_are_appended_only_to_claimed_positions() {
     let mut cache = cache();
     let sequence = start(&mut cache, &prompt(1, 9));
     cache.grow(&sequence, 2).unwrap();
-    let misuse = Misuse::NotClaimed { wanted: 12, claimed: 11 };
-    assert_refused(&mut cache, &misuse, |cache| cache.append(&sequence, &[1, 2, 3]));
+    let misuse = Misuse::NotClaimed {
+        wanted: 12,
+        claimed: 11,
+    };
+    assert_refused(&mut cache, &misuse, |cache| {
+        cache.append(&sequence, &[1, 2, 3])
+    });
     cache.append(&sequence, &[1, 2]).unwrap();
 }
 
@@ -78,13 +104,23 @@ fn a_handle_of_another_cache_is_refused_everywhere() {
     refuse(&|cache| Ok(cache.append(&sequence, &[1])?));
     refuse(&|cache| Ok(cache.shrink(&sequence)?));
     refuse(&|cache| cache.take_slot(&sequence).map(drop));
-    refuse(&|cache| cache.reserve_checkpoint(&sequence, 4, 1).map(drop).map_err(Error::from));
+    refuse(&|cache| {
+        cache
+            .reserve_checkpoint(&sequence, 4, 1)
+            .map(drop)
+            .map_err(Error::from)
+    });
     refuse(&|cache| cache.lease(&matched).map(drop).map_err(Error::from));
     refuse(&|cache| cache.lease_state(&lease).map(|_| ()).map_err(Error::from));
     refuse(&|cache| cache.lease_depth(&lease).map(|_| ()).map_err(Error::from));
     refuse(&|cache| cache.lease_pages(&lease).map(drop).map_err(Error::from));
     refuse(&|cache| Ok(cache.lease_loaded(&lease)?));
-    refuse(&|cache| cache.reserve(&lease, &prompt(1, 8)).map(drop).map_err(Error::from));
+    refuse(&|cache| {
+        cache
+            .reserve(&lease, &prompt(1, 8))
+            .map(drop)
+            .map_err(Error::from)
+    });
     assert_sound(&mut other);
 }
 
@@ -93,7 +129,10 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
     let (mut cache, mut other) = (cache(), cache());
     let kept = store(&mut other, &prompt(1, 8));
     let matched = look_up(&mut other, &prompt(1, 9));
-    let (sequence, own) = (start(&mut other, &prompt(1, 9)), start(&mut cache, &prompt(1, 9)));
+    let (sequence, own) = (
+        start(&mut other, &prompt(1, 9)),
+        start(&mut cache, &prompt(1, 9)),
+    );
     let lease = other.lease(&matched).unwrap();
     let mine = lease_of(&mut cache, &prompt(1, 9));
     let late = [(); 3].map(|()| pending(other.reserve(&lease, &prompt(1, 12)).unwrap()));
@@ -101,13 +140,20 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
     let wrong = &Misuse::WrongCache;
     assert_refused(&mut cache, wrong, |cache| cache.commit(&own, one));
     assert_refused(&mut cache, wrong, |cache| cache.commit(&sequence, two));
-    assert_refused(&mut cache, wrong, |cache| cache.publish(&mine, &prompt(1, 12), &[], three));
+    assert_refused(&mut cache, wrong, |cache| {
+        cache.publish(&mine, &prompt(1, 12), &[], three)
+    });
     assert_refused(&mut cache, wrong, |cache| cache.refuse(&kept));
     let step = cache.begin_step();
-    assert_refused(&mut cache, wrong, |cache| cache.retire_step(step, std::slice::from_ref(&kept)));
+    assert_refused(&mut cache, wrong, |cache| {
+        cache.retire_step(step, std::slice::from_ref(&kept))
+    });
     assert_refused(&mut cache, wrong, |cache| cache.release(lease));
     assert_refused(&mut cache, wrong, |cache| cache.finish(sequence));
-    assert_eq!(usage(&mut other).map(|usage| usage.held + usage.pinned), [0, 0, 0]);
+    assert_eq!(
+        usage(&mut other).map(|usage| usage.held + usage.pinned),
+        [0, 0, 0]
+    );
     assert_sound(&mut other);
 }
 
@@ -147,10 +193,20 @@ fn a_match_survives_a_split_of_its_node() {
 #[test]
 fn a_pending_checkpoint_is_committed_by_its_owner_alone() {
     let mut cache = cache();
-    let (one, two) = (start(&mut cache, &prompt(1, 9)), start(&mut cache, &prompt(1, 9)));
+    let (one, two) = (
+        start(&mut cache, &prompt(1, 9)),
+        start(&mut cache, &prompt(1, 9)),
+    );
     let theirs = pending(reserve(&mut cache, &one, 8));
-    assert_eq!(cache.commit(&two, theirs).unwrap_err(), Misuse::NotYourPending);
-    assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4, "its slot went back");
+    assert_eq!(
+        cache.commit(&two, theirs).unwrap_err(),
+        Misuse::NotYourPending
+    );
+    assert_eq!(
+        cache.usage(PoolKind::Checkpoint).free,
+        4,
+        "its slot went back"
+    );
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 0);
     assert_sound(&mut cache);
 }
@@ -158,21 +214,67 @@ fn a_pending_checkpoint_is_committed_by_its_owner_alone() {
 #[test]
 fn publishing_demands_tokens_and_pages_that_fit() {
     let cases: [(&[u32], &[u32], Misuse); 6] = [
-        (&prompt(1, 9), &[5, 6], Misuse::LengthMismatch { what: "tokens", given: 9, expected: 12 }),
-        (&fork(&prompt(1, 7), 1, 5), &[5, 6], Misuse::PrefixMismatch { leased: 8 }),
-        (&prompt(1, 12), &[5], Misuse::LengthMismatch { what: "pages", given: 1, expected: 2 }),
-        (&prompt(1, 12), &[5, 5], Misuse::PageOwnership { page: 5, why: "is given twice" }),
-        (&prompt(1, 12), &[5, 13], Misuse::PageOwnership { page: 13, why: "is outside 1..=capacity" }),
-        (&prompt(1, 12), &[5, 4], Misuse::PageOwnership { page: 4, why: "already belongs to the cache" }),
+        (
+            &prompt(1, 9),
+            &[5, 6],
+            Misuse::LengthMismatch {
+                what: "tokens",
+                given: 9,
+                expected: 12,
+            },
+        ),
+        (
+            &fork(&prompt(1, 7), 1, 5),
+            &[5, 6],
+            Misuse::PrefixMismatch { leased: 8 },
+        ),
+        (
+            &prompt(1, 12),
+            &[5],
+            Misuse::LengthMismatch {
+                what: "pages",
+                given: 1,
+                expected: 2,
+            },
+        ),
+        (
+            &prompt(1, 12),
+            &[5, 5],
+            Misuse::PageOwnership {
+                page: 5,
+                why: "is given twice",
+            },
+        ),
+        (
+            &prompt(1, 12),
+            &[5, 13],
+            Misuse::PageOwnership {
+                page: 13,
+                why: "is outside 1..=capacity",
+            },
+        ),
+        (
+            &prompt(1, 12),
+            &[5, 4],
+            Misuse::PageOwnership {
+                page: 4,
+                why: "already belongs to the cache",
+            },
+        ),
     ];
     for (tokens, pages, misuse) in cases {
         let mut cache = external();
         let lease = lease_of(&mut cache, &prompt(1, 13));
         let first = pending(cache.reserve(&lease, &prompt(1, 8)).unwrap());
-        cache.publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], first).unwrap();
+        cache
+            .publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], first)
+            .unwrap();
         let before = usage(&mut cache);
         let late = pending(cache.reserve(&lease, &prompt(1, 12)).unwrap());
-        assert_eq!(cache.publish(&lease, tokens, pages, late).unwrap_err(), misuse);
+        assert_eq!(
+            cache.publish(&lease, tokens, pages, late).unwrap_err(),
+            misuse
+        );
         assert_eq!(usage(&mut cache), before, "{misuse}");
         assert_sound(&mut cache);
     }
@@ -184,10 +286,16 @@ fn reserving_with_a_lease_demands_its_prefix_at_a_legal_depth() {
     store(&mut cache, &prompt(1, 8));
     let lease = lease_of(&mut cache, &prompt(1, 9));
     let unaligned = Misuse::Unaligned { depth: 9, legal: 4 };
-    assert_refused(&mut cache, &unaligned, |cache| cache.reserve(&lease, &prompt(1, 9)));
+    assert_refused(&mut cache, &unaligned, |cache| {
+        cache.reserve(&lease, &prompt(1, 9))
+    });
     let mismatch = Misuse::PrefixMismatch { leased: 8 };
-    assert_refused(&mut cache, &mismatch, |cache| cache.reserve(&lease, &prompt(2, 12)));
-    assert_refused(&mut cache, &mismatch, |cache| cache.reserve(&lease, &prompt(2, 4)));
+    assert_refused(&mut cache, &mismatch, |cache| {
+        cache.reserve(&lease, &prompt(2, 12))
+    });
+    assert_refused(&mut cache, &mismatch, |cache| {
+        cache.reserve(&lease, &prompt(2, 4))
+    });
 }
 
 #[test]
@@ -196,18 +304,34 @@ fn each_kind_of_pool_has_its_own_operations() {
     let lease = lease_of(&mut internal, &prompt(1, 9));
     let late = pending(internal.reserve(&lease, &prompt(1, 8)).unwrap());
     let owned = Misuse::PoolMode("the cache owns the kv pages: commit a sequence instead");
-    assert_eq!(internal.publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], late).unwrap_err(), owned);
+    assert_eq!(
+        internal
+            .publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], late)
+            .unwrap_err(),
+        owned
+    );
     let sequence = start(&mut internal, &prompt(1, 9));
     let late = pending(reserve(&mut internal, &sequence, 8));
-    assert_eq!(internal.commit_pages(&sequence, &[1, 2, 3, 4], late).unwrap_err(), owned);
+    assert_eq!(
+        internal
+            .commit_pages(&sequence, &[1, 2, 3, 4], late)
+            .unwrap_err(),
+        owned
+    );
     assert_sound(&mut internal);
 
-    let mut engine = Cache::new(Config { active: PoolConfig::external(3), ..config() }).unwrap();
+    let mut engine = Cache::new(Config {
+        active: PoolConfig::external(3),
+        ..config()
+    })
+    .unwrap();
     let sequence = start(&mut engine, &prompt(1, 9));
     let mode = Misuse::PoolMode("the engine allocates active slots: take one there");
     assert_refused(&mut engine, &mode, |cache| cache.take_slot(&sequence));
     let outside = Misuse::NotYourSlot { slot: 4 };
-    assert_refused(&mut engine, &outside, |cache| cache.reserve_checkpoint(&sequence, 8, 4));
+    assert_refused(&mut engine, &outside, |cache| {
+        cache.reserve_checkpoint(&sequence, 8, 4)
+    });
 
     let mut engine = external();
     let sequence = start(&mut engine, &prompt(1, 9));
@@ -230,34 +354,120 @@ fn a_step_that_was_never_begun_cannot_retire() {
 #[test]
 fn a_configuration_in_which_nothing_could_be_reused_is_refused() {
     let cases = [
-        (Config { page_size: 0, ..config() }, "page size 0 and checkpoint stride 4 must be at least 1"),
-        (Config { checkpoint_stride: 0, ..config() }, "page size 2 and checkpoint stride 0 must be at least 1"),
-        (Config { checkpoints: PoolConfig::external(4), ..config() }, "the checkpoint pool is always internal"),
-        (Config { checkpoints: PoolConfig::internal(0), ..config() }, "the checkpoint pool has 0 slots"),
-        (Config { page_size: u32::MAX, checkpoint_stride: u32::MAX - 1, ..config() }, "exceeds 32 bits"),
-        (Config { checkpoint_stride: 26, ..config() }, "hold 24 tokens, no more than the first legal depth 26"),
-        (Config { checkpoint_stride: 24, ..config() }, "hold 24 tokens, no more than the first legal depth 24"),
+        (
+            Config {
+                page_size: 0,
+                ..config()
+            },
+            "page size 0 and checkpoint stride 4 must be at least 1",
+        ),
+        (
+            Config {
+                checkpoint_stride: 0,
+                ..config()
+            },
+            "page size 2 and checkpoint stride 0 must be at least 1",
+        ),
+        (
+            Config {
+                checkpoints: PoolConfig::external(4),
+                ..config()
+            },
+            "the checkpoint pool is always internal",
+        ),
+        (
+            Config {
+                checkpoints: PoolConfig::internal(0),
+                ..config()
+            },
+            "the checkpoint pool has 0 slots",
+        ),
+        (
+            Config {
+                page_size: u32::MAX,
+                checkpoint_stride: u32::MAX - 1,
+                ..config()
+            },
+            "exceeds 32 bits",
+        ),
+        (
+            Config {
+                checkpoint_stride: 26,
+                ..config()
+            },
+            "hold 24 tokens, no more than the first legal depth 26",
+        ),
+        (
+            Config {
+                checkpoint_stride: 24,
+                ..config()
+            },
+            "hold 24 tokens, no more than the first legal depth 24",
+        ),
     ];
     for (config, words) in cases {
         let error = Cache::new(config).unwrap_err();
-        assert!(matches!(error, Misuse::Config(_)) && error.to_string().contains(words), "{error}");
+        assert!(
+            matches!(error, Misuse::Config(_)) && error.to_string().contains(words),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn messages_give_the_rule_and_the_numbers() {
     let messages = [
-        (Misuse::EmptyPrompt, "a prompt has at least one token, got 0"),
-        (Misuse::Unaligned { depth: 6, legal: 4 }, "checkpoint depth 6 is not a multiple of 4"),
-        (Misuse::DepthPastEnd { depth: 8, end: 6 }, "depth 8 is past the 6 tokens"),
-        (Misuse::NotYourSlot { slot: 2 }, "active slot 2 is not one of this sequence's"),
-        (Misuse::NotClaimed { wanted: 12, claimed: 11 }, "would reach 12 tokens, only 11 are claimed"),
-        (Misuse::LengthMismatch { what: "pages", given: 1, expected: 2 }, "1 pages given, 2 expected"),
-        (Misuse::UnknownStep { step: 4, newest: 3 }, "step 4 was never begun, the newest is 3"),
-        (Misuse::PageOwnership { page: 5, why: "is given twice" }, "kv page 5 is given twice"),
-        (Misuse::PrefixMismatch { leased: 8 }, "do not begin with the 8 tokens"),
+        (
+            Misuse::EmptyPrompt,
+            "a prompt has at least one token, got 0",
+        ),
+        (
+            Misuse::Unaligned { depth: 6, legal: 4 },
+            "checkpoint depth 6 is not a multiple of 4",
+        ),
+        (
+            Misuse::DepthPastEnd { depth: 8, end: 6 },
+            "depth 8 is past the 6 tokens",
+        ),
+        (
+            Misuse::NotYourSlot { slot: 2 },
+            "active slot 2 is not one of this sequence's",
+        ),
+        (
+            Misuse::NotClaimed {
+                wanted: 12,
+                claimed: 11,
+            },
+            "would reach 12 tokens, only 11 are claimed",
+        ),
+        (
+            Misuse::LengthMismatch {
+                what: "pages",
+                given: 1,
+                expected: 2,
+            },
+            "1 pages given, 2 expected",
+        ),
+        (
+            Misuse::UnknownStep { step: 4, newest: 3 },
+            "step 4 was never begun, the newest is 3",
+        ),
+        (
+            Misuse::PageOwnership {
+                page: 5,
+                why: "is given twice",
+            },
+            "kv page 5 is given twice",
+        ),
+        (
+            Misuse::PrefixMismatch { leased: 8 },
+            "do not begin with the 8 tokens",
+        ),
         (Misuse::Stale("why"), "stale match: why"),
-        (Misuse::NotYourPending, "was reserved by another sequence or lease"),
+        (
+            Misuse::NotYourPending,
+            "was reserved by another sequence or lease",
+        ),
     ];
     for (misuse, words) in messages {
         assert!(misuse.to_string().contains(words), "{misuse}");

@@ -11,10 +11,23 @@ fn a_checkpoint_is_matched_only_when_the_step_that_writes_it_has_retired() {
     let (older, step) = (cache.begin_step(), cache.begin_step());
     assert_eq!(checkpoint(&mut cache, &sequence, 8).step, Some(step));
     let early = look_up(&mut cache, &prompt(1, 9));
-    assert_eq!((early.length, early.branch, early.reason), (0, None, Reason::NotReady));
-    assert!(matches!(reserve(&mut cache, &sequence, 8), Reservation::Skipped(Skip::Duplicate)), "its place is taken");
+    assert_eq!(
+        (early.length, early.branch, early.reason),
+        (0, None, Reason::NotReady)
+    );
+    assert!(
+        matches!(
+            reserve(&mut cache, &sequence, 8),
+            Reservation::Skipped(Skip::Duplicate)
+        ),
+        "its place is taken"
+    );
     cache.finish(sequence).unwrap();
-    assert_eq!(cache.evict(PoolKind::Checkpoint, 1), Freed::default(), "it is being written");
+    assert_eq!(
+        cache.evict(PoolKind::Checkpoint, 1),
+        Freed::default(),
+        "it is being written"
+    );
     cache.retire_step(step, &[]).unwrap();
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 0, "an older one is out");
     cache.retire_step(older, &[]).unwrap();
@@ -26,11 +39,18 @@ fn a_checkpoint_is_matched_only_when_the_step_that_writes_it_has_retired() {
 #[test]
 fn pages_that_an_older_step_still_writes_are_not_handed_out() {
     let mut cache = cache();
-    let (one, two) = (start(&mut cache, &prompt(1, 9)), start(&mut cache, &prompt(1, 5)));
+    let (one, two) = (
+        start(&mut cache, &prompt(1, 9)),
+        start(&mut cache, &prompt(1, 5)),
+    );
     let first = cache.begin_step();
     checkpoint(&mut cache, &one, 8);
     let second = cache.begin_step();
-    assert_eq!(checkpoint(&mut cache, &two, 4).replaced, 0..4, "by pages that the first step writes");
+    assert_eq!(
+        checkpoint(&mut cache, &two, 4).replaced,
+        0..4,
+        "by pages that the first step writes"
+    );
     cache.retire_step(second, &[]).unwrap();
     assert_eq!(look_up(&mut cache, &prompt(1, 5)).reason, Reason::NotReady);
     cache.retire_step(first, &[]).unwrap();
@@ -43,15 +63,35 @@ fn a_refused_checkpoint_is_never_matched() {
     let sequence = start(&mut cache, &prompt(1, 9));
     let step = cache.begin_step();
     let stored = checkpoint(&mut cache, &sequence, 8);
-    cache.retire_step(step, std::slice::from_ref(&stored)).unwrap();
-    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix, "nor the pages that came with it");
+    cache
+        .retire_step(step, std::slice::from_ref(&stored))
+        .unwrap();
+    assert_eq!(
+        look_up(&mut cache, &prompt(1, 9)).reason,
+        Reason::NoPrefix,
+        "nor the pages that came with it"
+    );
     assert_eq!(cache.stats().refusals.non_finite, 1);
     assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4);
     cache.refuse(&stored).unwrap();
-    assert_eq!(cache.stats().refusals.non_finite, 1, "repeating it changes nothing");
-    assert!(matches!(reserve(&mut cache, &sequence, 8), Reservation::Skipped(Skip::Reset)), "its pages are suspect");
+    assert_eq!(
+        cache.stats().refusals.non_finite,
+        1,
+        "repeating it changes nothing"
+    );
+    assert!(
+        matches!(
+            reserve(&mut cache, &sequence, 8),
+            Reservation::Skipped(Skip::Reset)
+        ),
+        "its pages are suspect"
+    );
     store(&mut cache, &prompt(1, 8));
-    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8, "another may bring it again");
+    assert_eq!(
+        cached(&mut cache, &prompt(1, 8)),
+        8,
+        "another may bring it again"
+    );
     assert_sound(&mut cache);
     cache.finish(sequence).unwrap();
     assert_eq!(cache.usage(PoolKind::Kv).held, 0);
@@ -62,16 +102,36 @@ fn a_refused_checkpoint_is_never_matched() {
 fn what_stands_on_refused_pages_goes_with_them_and_no_more() {
     let mut cache = cache();
     store(&mut cache, &prompt(1, 4));
-    let (one, two) = (start(&mut cache, &prompt(1, 9)), start(&mut cache, &prompt(1, 13)));
+    let (one, two) = (
+        start(&mut cache, &prompt(1, 9)),
+        start(&mut cache, &prompt(1, 13)),
+    );
     let step = cache.begin_step();
     let stored = checkpoint(&mut cache, &one, 8);
-    assert_eq!(checkpoint(&mut cache, &two, 12).replaced, 4..8, "its own pages gave way to suspect ones");
-    cache.retire_step(step, std::slice::from_ref(&stored)).unwrap();
+    assert_eq!(
+        checkpoint(&mut cache, &two, 12).replaced,
+        4..8,
+        "its own pages gave way to suspect ones"
+    );
+    cache
+        .retire_step(step, std::slice::from_ref(&stored))
+        .unwrap();
     assert_eq!(cache.stats().refusals.non_finite, 2);
     let left = look_up(&mut cache, &prompt(1, 13));
-    assert_eq!((left.length, left.kv_length), (4, 4), "what was there before");
-    assert_eq!(cache.view(&two).unwrap().pages().len(), 7, "it keeps what it holds");
-    assert!(matches!(reserve(&mut cache, &two, 12), Reservation::Skipped(Skip::Reset)));
+    assert_eq!(
+        (left.length, left.kv_length),
+        (4, 4),
+        "what was there before"
+    );
+    assert_eq!(
+        cache.view(&two).unwrap().pages().len(),
+        7,
+        "it keeps what it holds"
+    );
+    assert!(matches!(
+        reserve(&mut cache, &two, 12),
+        Reservation::Skipped(Skip::Reset)
+    ));
     assert_sound(&mut cache);
     cache.finish(one).unwrap();
     cache.finish(two).unwrap();
@@ -90,7 +150,10 @@ fn a_refusal_after_its_prefix_was_evicted_changes_nothing() {
     assert_eq!(cache.evict(PoolKind::Checkpoint, 1).kv, 2);
     let digest = cache.digest();
     cache.refuse(&late).unwrap();
-    assert_eq!((cached(&mut cache, &prompt(1, 4)), cache.digest()), (4, digest));
+    assert_eq!(
+        (cached(&mut cache, &prompt(1, 4)), cache.digest()),
+        (4, digest)
+    );
 }
 
 #[test]
@@ -100,7 +163,13 @@ fn a_refused_state_that_brought_no_pages_goes_alone() {
     checkpoint(&mut cache, &long, 8);
     let inner = checkpoint(&mut cache, &long, 4);
     cache.refuse(&inner).unwrap();
-    assert_eq!((cached(&mut cache, &prompt(1, 4)), cached(&mut cache, &prompt(1, 8))), (0, 8));
+    assert_eq!(
+        (
+            cached(&mut cache, &prompt(1, 4)),
+            cached(&mut cache, &prompt(1, 8))
+        ),
+        (0, 8)
+    );
     assert_sound(&mut cache);
 }
 
@@ -115,7 +184,11 @@ fn a_state_refused_while_it_is_read_keeps_its_slot_until_then() {
     assert_sound(&mut cache);
     cache.loaded(&sequence).unwrap();
     assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4);
-    assert_eq!(cache.usage(PoolKind::Kv).pinned, 4, "the reader keeps the pages to its end");
+    assert_eq!(
+        cache.usage(PoolKind::Kv).pinned,
+        4,
+        "the reader keeps the pages to its end"
+    );
     cache.finish(sequence).unwrap();
     assert_eq!(cache.usage(PoolKind::Kv).free, 12);
 }
@@ -137,7 +210,11 @@ fn what_a_sequence_gives_back_waits_for_every_step_begun_before() {
     assert_eq!(waiting(&mut cache), (2, 4, 1), "the first is still out");
     assert_sound(&mut cache);
     cache.retire_step(first, &[]).unwrap();
-    assert_eq!(waiting(&mut cache), (0, 0, 0), "the last one began afterwards");
+    assert_eq!(
+        waiting(&mut cache),
+        (0, 0, 0),
+        "the last one began afterwards"
+    );
     cache.retire_step(first, &[]).unwrap();
     cache.retire_step(later, &[]).unwrap();
     assert_sound(&mut cache);
@@ -149,10 +226,25 @@ fn a_repeated_retirement_changes_nothing_whatever_it_refuses() {
     let step = cache.begin_step();
     let stored = store(&mut cache, &prompt(1, 8));
     cache.retire_step(step, &[]).unwrap();
-    cache.retire_step(step, std::slice::from_ref(&stored)).unwrap();
-    assert_eq!((cached(&mut cache, &prompt(1, 8)), cache.stats().refusals.non_finite), (8, 0));
+    cache
+        .retire_step(step, std::slice::from_ref(&stored))
+        .unwrap();
+    assert_eq!(
+        (
+            cached(&mut cache, &prompt(1, 8)),
+            cache.stats().refusals.non_finite
+        ),
+        (8, 0)
+    );
     cache.refuse(&stored).unwrap();
-    assert_eq!((cached(&mut cache, &prompt(1, 8)), cache.stats().refusals.non_finite), (0, 1), "what is learnt later");
+    assert_eq!(
+        (
+            cached(&mut cache, &prompt(1, 8)),
+            cache.stats().refusals.non_finite
+        ),
+        (0, 1),
+        "what is learnt later"
+    );
 }
 
 #[test]
@@ -162,7 +254,10 @@ fn a_discarded_reservation_gives_its_slot_back_and_is_counted() {
     let before = usage(&mut cache);
     let bad = pending(reserve(&mut cache, &sequence, 8));
     assert_eq!(cache.discard(bad).unwrap(), Skip::NonFinite);
-    assert_eq!((usage(&mut cache), cache.stats().refusals.non_finite), (before, 1));
+    assert_eq!(
+        (usage(&mut cache), cache.stats().refusals.non_finite),
+        (before, 1)
+    );
     assert_sound(&mut cache);
 }
 
@@ -183,15 +278,27 @@ fn what_eviction_frees_is_usable_at_once_even_with_a_step_out() {
     store(&mut cache, &prompt(1, 8));
     let _step = cache.begin_step();
     let freed = cache.evict(PoolKind::Kv, 1);
-    assert_eq!(freed, Freed { kv: 4, checkpoints: 1 });
-    assert_eq!(usage(&mut cache).map(|usage| (usage.free, usage.retiring)), [(12, 0), (3, 0), (4, 0)]);
+    assert_eq!(
+        freed,
+        Freed {
+            kv: 4,
+            checkpoints: 1
+        }
+    );
+    assert_eq!(
+        usage(&mut cache).map(|usage| (usage.free, usage.retiring)),
+        [(12, 0), (3, 0), (4, 0)]
+    );
 }
 
 #[test]
 fn replaced_pages_and_dropped_slots_wait_for_steps_too() {
     let mut cache = cache();
     store(&mut cache, &prompt(1, 4));
-    let no_read = StartOptions { no_read: true, ..StartOptions::default() };
+    let no_read = StartOptions {
+        no_read: true,
+        ..StartOptions::default()
+    };
     let Started { sequence, .. } = start_with(&mut cache, &prompt(1, 8), no_read);
     cache.loaded(&sequence).unwrap();
     let step = cache.begin_step();
@@ -213,14 +320,36 @@ fn a_reset_hides_everything_and_takes_nothing_from_live_sequences() {
     cache.reset();
     assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix);
     assert_eq!(pages(&cache, &sequence), held);
-    assert_eq!((cache.usage(PoolKind::Kv).pinned, cache.usage(PoolKind::Kv).evictable), (4, 0));
-    assert_eq!(cache.stats().evictions.reset, Freed { kv: 2, checkpoints: 2 });
-    assert!(matches!(reserve(&mut cache, &sequence, 8), Reservation::Skipped(Skip::Reset)));
-    assert_eq!(cache.commit(&sequence, late).unwrap(), Commit::Skipped(Skip::Reset));
+    assert_eq!(
+        (
+            cache.usage(PoolKind::Kv).pinned,
+            cache.usage(PoolKind::Kv).evictable
+        ),
+        (4, 0)
+    );
+    assert_eq!(
+        cache.stats().evictions.reset,
+        Freed {
+            kv: 2,
+            checkpoints: 2
+        }
+    );
+    assert!(matches!(
+        reserve(&mut cache, &sequence, 8),
+        Reservation::Skipped(Skip::Reset)
+    ));
+    assert_eq!(
+        cache.commit(&sequence, late).unwrap(),
+        Commit::Skipped(Skip::Reset)
+    );
     assert_eq!((cache.stats().resets, cache.stats().refusals.reset), (1, 2));
     assert_sound(&mut cache);
     store(&mut cache, &prompt(1, 8));
-    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8, "the same prefix again, beside the old one");
+    assert_eq!(
+        cached(&mut cache, &prompt(1, 8)),
+        8,
+        "the same prefix again, beside the old one"
+    );
     assert_sound(&mut cache);
     cache.finish(sequence).unwrap();
     assert_eq!(cache.usage(PoolKind::Kv).free, 8);
@@ -231,7 +360,9 @@ fn a_reset_hides_everything_and_takes_nothing_from_live_sequences() {
 fn a_checkpoint_being_written_or_read_survives_a_reset_only_as_a_slot() {
     let mut cache = cache();
     store(&mut cache, &prompt(1, 8));
-    let Started { sequence: reader, .. } = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
+    let Started {
+        sequence: reader, ..
+    } = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
     let writer = start(&mut cache, &prompt(2, 5));
     let step = cache.begin_step();
     checkpoint(&mut cache, &writer, 4);
@@ -239,7 +370,11 @@ fn a_checkpoint_being_written_or_read_survives_a_reset_only_as_a_slot() {
     assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 2);
     assert_sound(&mut cache);
     cache.retire_step(step, &[]).unwrap();
-    assert_eq!(cached(&mut cache, &prompt(2, 4)), 0, "it became ready in a tree that nobody sees");
+    assert_eq!(
+        cached(&mut cache, &prompt(2, 4)),
+        0,
+        "it became ready in a tree that nobody sees"
+    );
     assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 1);
     cache.abort(reader).unwrap();
     cache.abort(writer).unwrap();

@@ -11,11 +11,28 @@ use crate::*;
 fn pages_that_many_share_are_counted_once() {
     let mut cache = cache(64, 6, 4);
     store(&mut cache, &prompt(1, 16));
-    let running: Vec<Sequence> = (0..6).map(|branch| start(&mut cache, &fork(&prompt(1, 16), branch, 2))).collect();
-    let expected = Usage { capacity: 64, free: 50, held: 6, pinned: 8, ..Usage::default() };
+    let running: Vec<Sequence> = (0..6)
+        .map(|branch| start(&mut cache, &fork(&prompt(1, 16), branch, 2)))
+        .collect();
+    let expected = Usage {
+        capacity: 64,
+        free: 50,
+        held: 6,
+        pinned: 8,
+        ..Usage::default()
+    };
     assert_eq!(cache.usage(PoolKind::Kv), expected);
     drop(running);
-    assert_eq!(cache.usage(PoolKind::Kv), Usage { free: 56, held: 0, pinned: 0, evictable: 8, ..expected });
+    assert_eq!(
+        cache.usage(PoolKind::Kv),
+        Usage {
+            free: 56,
+            held: 0,
+            pinned: 0,
+            evictable: 8,
+            ..expected
+        }
+    );
     assert_sound(&mut cache);
 }
 
@@ -39,7 +56,10 @@ fn time_of_the_counters(n: u32) -> Duration {
 fn the_counters_cost_the_same_however_much_is_cached() {
     let (small, large) = (time_of_the_counters(100), time_of_the_counters(50_000));
     println!("{small:?} with 100, {large:?} with 50000");
-    assert!(large < small * 20, "a count would take 500 times as long: {small:?}, {large:?}");
+    assert!(
+        large < small * 20,
+        "a count would take 500 times as long: {small:?}, {large:?}"
+    );
 }
 
 // sgl-project/sglang #26608, #25972
@@ -48,7 +68,12 @@ fn counters_only_grow_and_no_request_reuses_more_than_its_prompt() {
     let mut cache = cache(64, 1, 4);
     store(&mut cache, &prompt(1, 8));
     let mut before = cache.stats();
-    for (tokens, hit) in [(prompt(1, 9), 8), (prompt(2, 1), 0), (prompt(1, 9), 8), (prompt(3, 30), 0)] {
+    for (tokens, hit) in [
+        (prompt(1, 9), 8),
+        (prompt(2, 1), 0),
+        (prompt(1, 9), 8),
+        (prompt(3, 30), 0),
+    ] {
         drop(try_start(&mut cache, &tokens, StartOptions::default()).unwrap());
         let now = cache.stats();
         assert_eq!(now.hit_tokens - before.hit_tokens, hit);
@@ -69,11 +94,23 @@ fn a_hit_lost_for_want_of_a_state_is_told_from_a_cold_miss() {
     cache.evict(PoolKind::Checkpoint, 1);
     let before = cache.stats();
     let reasons = [fork(&prompt(1, 10), 1, 4), prompt(2, 9)].map(|tokens| {
-        let matched = try_start(&mut cache, &tokens, StartOptions::default()).unwrap().matched;
+        let matched = try_start(&mut cache, &tokens, StartOptions::default())
+            .unwrap()
+            .matched;
         matched.reason
     });
     assert_eq!(reasons, [Reason::NoState, Reason::NoPrefix]);
     let now = cache.stats();
-    assert_eq!((now.misses.no_state, now.misses.no_prefix - before.misses.no_prefix), (1, 1));
-    assert_eq!(now.kv_matched_tokens - before.kv_matched_tokens, 10, "what a state would have saved is counted");
+    assert_eq!(
+        (
+            now.misses.no_state,
+            now.misses.no_prefix - before.misses.no_prefix
+        ),
+        (1, 1)
+    );
+    assert_eq!(
+        now.kv_matched_tokens - before.kv_matched_tokens,
+        10,
+        "what a state would have saved is counted"
+    );
 }

@@ -5,7 +5,9 @@ use radixstate::{PoolKind, Reason};
 use crate::*;
 
 fn store_in(cache: &mut Cache, namespace: &Namespace, tokens: &[u32]) {
-    let Started { sequence, .. } = cache.start(namespace, tokens, StartOptions::default()).unwrap();
+    let Started { sequence, .. } = cache
+        .start(namespace, tokens, StartOptions::default())
+        .unwrap();
     cache.loaded(&sequence).unwrap();
     let depth = cache.legal_depth(tokens.len());
     checkpoint(cache, &sequence, depth);
@@ -13,20 +15,34 @@ fn store_in(cache: &mut Cache, namespace: &Namespace, tokens: &[u32]) {
 }
 
 fn reused_in(cache: &mut Cache, namespace: &Namespace, tokens: &[u32]) -> usize {
-    cache.lookup(namespace, &fork(tokens, 99, 1), None).unwrap().length
+    cache
+        .lookup(namespace, &fork(tokens, 99, 1), None)
+        .unwrap()
+        .length
 }
 
-// radixark/miles #2783; InternLM/lmdeploy #4917; vllm-project/vllm #42125; ggml-org/llama.cpp #26207
+// radixark/miles #2783; InternLM/lmdeploy #4917; vllm-project/vllm #42125; ggml-org/llama.cpp
+// #26207
 #[test]
 fn prefixes_of_older_weights_are_never_found_and_make_room() {
     let mut cache = cache(16, 1, 2);
     let [old, new] = [1, 2].map(|epoch| Namespace::new(7, None, epoch));
     store_in(&mut cache, &old, &prompt(1, 8));
-    assert_eq!(cache.lookup(&new, &prompt(1, 9), None).unwrap().reason, Reason::NoPrefix);
+    assert_eq!(
+        cache.lookup(&new, &prompt(1, 9), None).unwrap().reason,
+        Reason::NoPrefix
+    );
     store_in(&mut cache, &new, &prompt(1, 8));
     store_in(&mut cache, &new, &prompt(1, 12));
-    assert_eq!([8, 12].map(|n| reused_in(&mut cache, &new, &prompt(1, n))), [8, 12]);
-    assert_eq!(reused_in(&mut cache, &old, &prompt(1, 8)), 0, "the oldest went first");
+    assert_eq!(
+        [8, 12].map(|n| reused_in(&mut cache, &new, &prompt(1, n))),
+        [8, 12]
+    );
+    assert_eq!(
+        reused_in(&mut cache, &old, &prompt(1, 8)),
+        0,
+        "the oldest went first"
+    );
     assert_eq!(cache.usage(PoolKind::Kv).evictable, 6, "with its pages");
     assert_sound(&mut cache);
 }
@@ -39,7 +55,11 @@ fn one_tenant_never_finds_anothers_prefix_by_any_length() {
     store_in(&mut cache, &a, &prompt(1, 16));
     for n in 1..=17 {
         let other = cache.lookup(&b, &prompt(1, n), None).unwrap();
-        assert_eq!((other.length, other.kv_length, other.branch), (0, 0, None), "{n} tokens");
+        assert_eq!(
+            (other.length, other.kv_length, other.branch),
+            (0, 0, None),
+            "{n} tokens"
+        );
     }
     assert_eq!(reused_in(&mut cache, &a, &prompt(1, 16)), 16);
 }
@@ -49,11 +69,21 @@ fn one_tenant_never_finds_anothers_prefix_by_any_length() {
 fn media_whose_ids_agree_in_most_bits_never_match() {
     let mut cache = cache(64, 1, 8);
     let media = |id: u128| (0..4).map(move |i| (id >> (32 * i)) as u32);
-    let with = |id: u128| prompt(1, 8).into_iter().chain(media(id)).chain(prompt(2, 4)).collect::<Vec<u32>>();
+    let with = |id: u128| {
+        prompt(1, 8)
+            .into_iter()
+            .chain(media(id))
+            .chain(prompt(2, 4))
+            .collect::<Vec<u32>>()
+    };
     let id = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef_u128;
     store_at(&mut cache, &with(id), &[8, 12, 16]);
     assert_eq!(reused(&mut cache, &with(id)), 16);
     for bit in 0..128 {
-        assert_eq!(reused(&mut cache, &with(id ^ 1 << bit)), 8, "only bit {bit} differs");
+        assert_eq!(
+            reused(&mut cache, &with(id ^ 1 << bit)),
+            8,
+            "only bit {bit} differs"
+        );
     }
 }

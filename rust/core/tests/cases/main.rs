@@ -1,7 +1,8 @@
-//! Faults that other prefix caches of this kind had in the field, as scenarios that must end well here.
+//! Faults that other prefix caches of this kind had in the field, as scenarios that must end well
+//! here.
 //!
-//! Each test names the behaviour, and in a comment the public threads that reported the fault. `tests/CASES.md` at the
-//! repository's root lists all of them with where each is covered.
+//! Each test names the behaviour, and in a comment the public threads that reported the fault.
+//! `tests/CASES.md` at the repository's root lists all of them with where each is covered.
 
 mod accounting;
 mod allocation;
@@ -15,14 +16,20 @@ mod speculation;
 mod steps;
 
 use radixstate::{
-    Cache, Commit, Config, Error, Lease, Match, Namespace, Pending, PoolConfig, PoolKind, Reservation, Sequence,
-    StartOptions, Started, Stored,
+    Cache, Commit, Config, Error, Lease, Match, Namespace, Pending, PoolConfig, PoolKind,
+    Reservation, Sequence, StartOptions, Started, Stored,
 };
 
 /// Pages of 2 tokens, checkpoints at multiples of 4; so many slots of each pool.
 fn config(kv: u32, active: u32, checkpoints: u32) -> Config {
     let pool = PoolConfig::internal;
-    Config { page_size: 2, checkpoint_stride: 4, kv: pool(kv), active: pool(active), checkpoints: pool(checkpoints) }
+    Config {
+        page_size: 2,
+        checkpoint_stride: 4,
+        kv: pool(kv),
+        active: pool(active),
+        checkpoints: pool(checkpoints),
+    }
 }
 
 fn cache(kv: u32, active: u32, checkpoints: u32) -> Cache {
@@ -36,7 +43,11 @@ fn prompt(family: u32, n: u32) -> Vec<u32> {
 
 /// `tokens`, then `n` that no other branch has.
 fn fork(tokens: &[u32], branch: u32, n: u32) -> Vec<u32> {
-    tokens.iter().copied().chain(prompt(1000 + branch, n)).collect()
+    tokens
+        .iter()
+        .copied()
+        .chain(prompt(1000 + branch, n))
+        .collect()
 }
 
 fn try_start(cache: &mut Cache, tokens: &[u32], options: StartOptions) -> Result<Started, Error> {
@@ -56,7 +67,10 @@ fn start(cache: &mut Cache, tokens: &[u32]) -> Sequence {
 
 /// Claims the first `n` positions, as a chunked prefill does.
 fn chunk(n: usize) -> StartOptions {
-    StartOptions { reserve: Some(n), ..StartOptions::default() }
+    StartOptions {
+        reserve: Some(n),
+        ..StartOptions::default()
+    }
 }
 
 fn slot(cache: &Cache, sequence: &Sequence) -> u32 {
@@ -90,7 +104,9 @@ fn checkpoint(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Stored {
 /// Serves a prompt and leaves a checkpoint at each of `depths`.
 fn store_at(cache: &mut Cache, tokens: &[u32], depths: &[usize]) {
     let sequence = start(cache, tokens);
-    depths.iter().for_each(|&depth| assert_eq!(checkpoint(cache, &sequence, depth).depth, depth));
+    depths
+        .iter()
+        .for_each(|&depth| assert_eq!(checkpoint(cache, &sequence, depth).depth, depth));
     cache.finish(sequence).unwrap();
 }
 
@@ -120,5 +136,7 @@ fn free(cache: &mut Cache) -> [usize; 3] {
 }
 
 fn assert_sound(cache: &mut Cache) {
-    cache.check(None).unwrap_or_else(|report| panic!("{report}"));
+    cache
+        .check(None)
+        .unwrap_or_else(|report| panic!("{report}"));
 }

@@ -47,10 +47,15 @@ fn live_requests_never_share_a_slot_however_they_come_and_go() {
     let mut running: Vec<Sequence> = Vec::new();
     for family in 0..200_u32 {
         if running.len() == 4 {
-            cache.finish(running.remove(family as usize * 7 % 4)).unwrap();
+            cache
+                .finish(running.remove(family as usize * 7 % 4))
+                .unwrap();
         }
         running.push(start(&mut cache, &prompt(family, 3)));
-        let mut slots: Vec<u32> = running.iter().map(|sequence| slot(&cache, sequence)).collect();
+        let mut slots: Vec<u32> = running
+            .iter()
+            .map(|sequence| slot(&cache, sequence))
+            .collect();
         slots.sort_unstable();
         slots.dedup();
         assert_eq!(slots.len(), running.len(), "after request {family}");
@@ -62,7 +67,12 @@ fn live_requests_never_share_a_slot_however_they_come_and_go() {
 fn a_gap_between_checkpoints_hides_none_from_eviction() {
     let mut cache = cache(32, 1, 8);
     store_at(&mut cache, &prompt(1, 24), &[4, 8, 16, 20]);
-    assert_eq!(cache.evict(radixstate::PoolKind::Checkpoint, usize::MAX).checkpoints, 4);
+    assert_eq!(
+        cache
+            .evict(radixstate::PoolKind::Checkpoint, usize::MAX)
+            .checkpoints,
+        4
+    );
     assert_eq!(free(&mut cache), [32, 1, 8]);
 }
 
@@ -70,21 +80,36 @@ fn a_gap_between_checkpoints_hides_none_from_eviction() {
 #[test]
 fn a_request_whose_pages_were_replaced_keeps_valid_ones_while_the_pool_churns() {
     let mut cache = cache(16, 3, 4);
-    let (one, two) = (start(&mut cache, &prompt(1, 9)), start(&mut cache, &prompt(1, 9)));
+    let (one, two) = (
+        start(&mut cache, &prompt(1, 9)),
+        start(&mut cache, &prompt(1, 9)),
+    );
     checkpoint(&mut cache, &one, 8);
     let own = pages(&cache, &two);
     let late = reserve(&mut cache, &two, 8);
-    assert!(matches!(late, radixstate::Reservation::Skipped(radixstate::Skip::Duplicate)));
+    assert!(matches!(
+        late,
+        radixstate::Reservation::Skipped(radixstate::Skip::Duplicate)
+    ));
     cache.grow(&two, 4).unwrap();
     cache.append(&two, &prompt(2, 3)).unwrap();
-    assert_eq!(checkpoint(&mut cache, &two, 12).replaced, 0..8, "in the same operation");
+    assert_eq!(
+        checkpoint(&mut cache, &two, 12).replaced,
+        0..8,
+        "in the same operation"
+    );
     assert_eq!(pages(&cache, &two)[..4], pages(&cache, &one)[..4]);
     assert_ne!(pages(&cache, &two)[..4], own[..4]);
     cache.finish(one).unwrap();
     let kept = pages(&cache, &two);
     for family in 3..30 {
         let other = start(&mut cache, &prompt(family, 6));
-        assert!(pages(&cache, &other).iter().all(|page| !kept.contains(page)), "family {family}");
+        assert!(
+            pages(&cache, &other)
+                .iter()
+                .all(|page| !kept.contains(page)),
+            "family {family}"
+        );
         cache.finish(other).unwrap();
     }
     assert_sound(&mut cache);
@@ -94,12 +119,19 @@ fn a_request_whose_pages_were_replaced_keeps_valid_ones_while_the_pool_churns() 
 #[test]
 fn a_thousand_prefixes_that_nobody_repeats_stay_within_the_bytes_of_the_pools() {
     let base = config(32, 2, 8);
-    let sizes = radixstate::Config { kv: base.kv.bytes(100), checkpoints: base.checkpoints.bytes(5_000), ..base };
+    let sizes = radixstate::Config {
+        kv: base.kv.bytes(100),
+        checkpoints: base.checkpoints.bytes(5_000),
+        ..base
+    };
     let mut cache = Cache::new(sizes).unwrap();
     for family in 0..1000 {
         store(&mut cache, &prompt(family, 10));
         let bytes = cache.stats().bytes;
-        assert!(bytes.kv <= 3_200 && bytes.checkpoints <= 40_000, "{bytes:?} after {family}");
+        assert!(
+            bytes.kv <= 3_200 && bytes.checkpoints <= 40_000,
+            "{bytes:?} after {family}"
+        );
     }
     assert_eq!(cache.stats().stored, 1000);
     assert_sound(&mut cache);
@@ -113,8 +145,16 @@ fn forks_share_pages_and_never_a_running_state() {
     let at = checkpoint(&mut cache, &parent, 8);
     let [one, two] = [1, 2].map(|branch| {
         let tokens = fork(&prompt(1, 8), branch, 3);
-        let Started { sequence, begin, .. } = try_start(&mut cache, &tokens, StartOptions::default()).unwrap();
-        assert_eq!(begin, Begin::Load { src: at.slot, dst: Some(slot(&cache, &sequence)) });
+        let Started {
+            sequence, begin, ..
+        } = try_start(&mut cache, &tokens, StartOptions::default()).unwrap();
+        assert_eq!(
+            begin,
+            Begin::Load {
+                src: at.slot,
+                dst: Some(slot(&cache, &sequence))
+            }
+        );
         sequence
     });
     assert_ne!(slot(&cache, &one), slot(&cache, &two));
@@ -133,7 +173,11 @@ fn a_lease_of_a_tree_that_was_reset_ends_without_harm() {
     store(&mut cache, &prompt(1, 8));
     let new = lease(&mut cache, &prompt(1, 9));
     cache.release(old).unwrap();
-    assert_eq!(cache.usage(radixstate::PoolKind::Kv).pinned, 4, "the pin of the new tree stands");
+    assert_eq!(
+        cache.usage(radixstate::PoolKind::Kv).pinned,
+        4,
+        "the pin of the new tree stands"
+    );
     drop(new);
     cache.reset();
     assert_eq!(free(&mut cache), [12, 2, 4]);

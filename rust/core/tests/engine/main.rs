@@ -1,5 +1,6 @@
-//! A fake engine that owns its KV and active allocators drives the cache through the lower layer. Its device knows what
-//! every row holds: on every read it demands the content that belongs to the prefix.
+//! A fake engine that owns its KV and active allocators drives the cache through the lower layer.
+//! Its device knows what every row holds: on every read it demands the content that belongs to the
+//! prefix.
 
 mod device;
 mod random;
@@ -29,7 +30,9 @@ fn serve(seed: u64) -> (scheduler::Seen, Stats) {
     let mut engine = Engine::new(config(&mut random), seed + 1);
     for _ in 0..150 {
         if random.one_in(3) {
-            let tokens = (0..1 + random.below(24)).map(|_| random.token()).collect::<Vec<u32>>();
+            let tokens = (0..1 + random.below(24))
+                .map(|_| random.token())
+                .collect::<Vec<u32>>();
             let target = tokens.len() + random.below(40 - tokens.len());
             engine.submit(tokens, target);
         }
@@ -61,8 +64,14 @@ fn every_read_finds_what_belongs_to_its_prefix_and_nothing_leaks() {
             stats.refusals.non_finite,
             stats.refusals.reset,
         ];
-        total.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
+        total
+            .iter_mut()
+            .zip(counts)
+            .for_each(|(total, count)| *total += count);
     }
     println!("{total:?}");
-    assert!(total.iter().all(|&count| count > 100), "all of it happened: {total:?}");
+    assert!(
+        total.iter().all(|&count| count > 100),
+        "all of it happened: {total:?}"
+    );
 }

@@ -1,8 +1,9 @@
-//! A scheduler under load: overlapped steps, aborts, retractions, and a shortage at every place that allocates.
+//! A scheduler under load: overlapped steps, aborts, retractions, and a shortage at every place
+//! that allocates.
 //!
-//! After each turn the counters equal what the scheduler knows to be out; now and then `check()` recounts everything;
-//! at the end every slot is back. A test runs a hundredth of the whole, which is `RADIXSTATE_LOAD=full`, 100,000 leaves
-//! and 4,096 sequences at once:
+//! After each turn the counters equal what the scheduler knows to be out; now and then `check()`
+//! recounts everything; at the end every slot is back. A test runs a hundredth of the whole, which
+//! is `RADIXSTATE_LOAD=full`, 100,000 leaves and 4,096 sequences at once:
 //!
 //! ```text
 //! RADIXSTATE_LOAD=full cargo test --release -p radixstate --test load -- --nocapture --test-threads=1
@@ -35,15 +36,27 @@ struct Size {
 impl Size {
     fn from_environment() -> Self {
         match std::env::var("RADIXSTATE_LOAD").as_deref() {
-            Err(_) => Self { leaves: 1_000, concurrent: 400, turns: 100, recount: 5 },
-            Ok("full") => Self { leaves: 100_000, concurrent: 4_096, turns: 1_000, recount: 25 },
+            Err(_) => Self {
+                leaves: 1_000,
+                concurrent: 400,
+                turns: 100,
+                recount: 5,
+            },
+            Ok("full") => Self {
+                leaves: 100_000,
+                concurrent: 4_096,
+                turns: 1_000,
+                recount: 25,
+            },
             Ok(other) => panic!("RADIXSTATE_LOAD is {other:?}, it can be \"full\""),
         }
     }
 }
 
 fn config(kv: usize, active: usize, checkpoints: usize) -> Config {
-    let pool = |capacity: usize| PoolConfig::internal(u32::try_from(capacity).expect("a pool has 32-bit ids"));
+    let pool = |capacity: usize| {
+        PoolConfig::internal(u32::try_from(capacity).expect("a pool has 32-bit ids"))
+    };
     Config {
         page_size: prompts::PAGE as u32,
         checkpoint_stride: prompts::LEGAL as u32,
@@ -73,7 +86,9 @@ fn conclude(name: &str, size: Size, mut scheduler: Scheduler, spent: Duration) -
     let operations = scheduler.operations;
     scheduler.shut_down();
     let rate = operations as f64 / spent.as_secs_f64();
-    let Size { concurrent, turns, .. } = size;
+    let Size {
+        concurrent, turns, ..
+    } = size;
     println!(
         "load, {name}: {turns} turns of {concurrent} sequences, {operations} operations, {rate:.0} per second, \
          peak memory {}, digest {:016x}, {:?}",
@@ -90,14 +105,24 @@ fn many_sequences_over_a_large_tree_leak_nothing() {
     let size = Size::from_environment();
     let prompts = Prompts::new(size.leaves);
     let tree = prompts.cached_pages();
-    let config = config(tree + size.concurrent, size.concurrent, size.leaves + size.concurrent / 8);
+    let config = config(
+        tree + size.concurrent,
+        size.concurrent,
+        size.leaves + size.concurrent / 8,
+    );
     let mut scheduler = Scheduler::new(config, prompts, size.concurrent, SEED);
     scheduler.plant();
     let spent = run(&mut scheduler, size);
     let seen = conclude("large tree", size, scheduler, spent);
     let least = size.concurrent as u64;
-    assert!(seen.hits > least && seen.finished > least && seen.stored > least, "{seen:?}");
-    assert!(seen.pages_evicted > least && seen.states_evicted > least, "the tree made way: {seen:?}");
+    assert!(
+        seen.hits > least && seen.finished > least && seen.stored > least,
+        "{seen:?}"
+    );
+    assert!(
+        seen.pages_evicted > least && seen.states_evicted > least,
+        "the tree made way: {seen:?}"
+    );
 }
 
 /// Pools far smaller than what runs would like to have.
@@ -105,8 +130,12 @@ fn many_sequences_over_a_large_tree_leak_nothing() {
 fn many_sequences_in_small_pools_run_short_everywhere_and_leak_nothing() {
     let size = Size::from_environment();
     let config = config(size.concurrent * 10, size.concurrent, size.concurrent / 8);
-    let mut scheduler = Scheduler::new(config, Prompts::new(size.leaves), size.concurrent, SEED + 1);
-    let half = Size { turns: size.turns / 2, ..size };
+    let mut scheduler =
+        Scheduler::new(config, Prompts::new(size.leaves), size.concurrent, SEED + 1);
+    let half = Size {
+        turns: size.turns / 2,
+        ..size
+    };
     let mut spent = run(&mut scheduler, half);
     scheduler.cache.reset();
     spent += run(&mut scheduler, half);
@@ -124,5 +153,8 @@ fn many_sequences_in_small_pools_run_short_everywhere_and_leak_nothing() {
         seen.refused,
         seen.reset,
     ];
-    assert!(met.iter().all(|&count| count > 0), "all of it happened: {seen:?}");
+    assert!(
+        met.iter().all(|&count| count > 0),
+        "all of it happened: {seen:?}"
+    );
 }

@@ -22,7 +22,10 @@ pub(crate) struct Prompts {
 impl Prompts {
     pub(crate) fn new(users: usize) -> Self {
         let tenant = |n: usize| Namespace::new(0, Some(&format!("tenant {n}")), 0);
-        Self { users, namespaces: (0..TENANTS).map(tenant).collect() }
+        Self {
+            users,
+            namespaces: (0..TENANTS).map(tenant).collect(),
+        }
     }
 
     pub(crate) fn namespace(&self, user: usize) -> &Namespace {
@@ -32,7 +35,10 @@ impl Prompts {
     /// What is cached of a user when nothing has been evicted: one leaf of the tree.
     pub(crate) fn history(&self, user: usize) -> Vec<u32> {
         let system = std::iter::repeat_n(FIRST_ID + user / GROUP, SYSTEM);
-        system.chain(std::iter::repeat_n(FIRST_ID + user, LEGAL)).map(|token| token as u32).collect()
+        system
+            .chain(std::iter::repeat_n(FIRST_ID + user, LEGAL))
+            .map(|token| token as u32)
+            .collect()
     }
 
     /// Pages of all histories.

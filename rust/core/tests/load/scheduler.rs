@@ -1,10 +1,11 @@
-//! Chunked prefill, speculative decode, checkpoints, retraction, and steps whose results come late and out of order.
+//! Chunked prefill, speculative decode, checkpoints, retraction, and steps whose results come late
+//! and out of order.
 
 use std::collections::VecDeque;
 
 use radixstate::{
-    Cache, Commit, Config, Error, OutOfSlots, PoolKind, Reservation, Sequence, Shortage, Skip, StartOptions, Started,
-    Stored, Usage,
+    Cache, Commit, Config, Error, OutOfSlots, PoolKind, Reservation, Sequence, Shortage, Skip,
+    StartOptions, Started, Stored, Usage,
 };
 
 use crate::prompts::{LEGAL, PAGE, Prompts};
@@ -104,25 +105,61 @@ impl Scheduler {
     pub(crate) fn plant(&mut self) {
         for user in 0..self.prompts.users {
             let tokens = self.prompts.history(user);
-            let Started { sequence, .. } =
-                self.cache.start(self.prompts.namespace(user), &tokens, StartOptions::default()).expect("it is empty");
-            self.cache.loaded(&sequence).expect("it was started just now");
-            let source = self.cache.view(&sequence).expect("it is ours").slot().expect("the pool is internal");
-            let reserved = self.cache.reserve_checkpoint(&sequence, tokens.len(), source).expect("a legal depth");
-            let Reservation::Pending(pending) = reserved else { panic!("{reserved:?}") };
-            let stored = self.cache.commit(&sequence, pending).expect("reserved just now");
+            let Started { sequence, .. } = self
+                .cache
+                .start(
+                    self.prompts.namespace(user),
+                    &tokens,
+                    StartOptions::default(),
+                )
+                .expect("it is empty");
+            self.cache
+                .loaded(&sequence)
+                .expect("it was started just now");
+            let source = self
+                .cache
+                .view(&sequence)
+                .expect("it is ours")
+                .slot()
+                .expect("the pool is internal");
+            let reserved = self
+                .cache
+                .reserve_checkpoint(&sequence, tokens.len(), source)
+                .expect("a legal depth");
+            let Reservation::Pending(pending) = reserved else {
+                panic!("{reserved:?}")
+            };
+            let stored = self
+                .cache
+                .commit(&sequence, pending)
+                .expect("reserved just now");
             assert!(matches!(stored, Commit::Stored(_)), "{stored:?}");
             self.cache.finish(sequence).expect("it is ours");
         }
-        let (kv, checkpoints) = (self.cache.usage(PoolKind::Kv), self.cache.usage(PoolKind::Checkpoint));
-        assert_eq!((kv.evictable, kv.free), (self.prompts.cached_pages(), kv.capacity - self.prompts.cached_pages()));
-        assert_eq!(checkpoints.evictable, self.prompts.users, "one checkpoint for each leaf");
+        let (kv, checkpoints) = (
+            self.cache.usage(PoolKind::Kv),
+            self.cache.usage(PoolKind::Checkpoint),
+        );
+        assert_eq!(
+            (kv.evictable, kv.free),
+            (
+                self.prompts.cached_pages(),
+                kv.capacity - self.prompts.cached_pages()
+            )
+        );
+        assert_eq!(
+            checkpoints.evictable, self.prompts.users,
+            "one checkpoint for each leaf"
+        );
     }
 
     /// One step of the engine.
     pub(crate) fn turn(&mut self) {
         let id = self.cache.begin_step();
-        self.steps.push(Step { id, stored: Vec::new() });
+        self.steps.push(Step {
+            id,
+            stored: Vec::new(),
+        });
         self.operations += 1;
         self.admit();
         self.to_retract = 1 + self.running.len() / 32;
@@ -143,12 +180,19 @@ impl Scheduler {
         while self.waiting.len() < 1 + self.concurrent / 8 {
             let (user, tokens) = self.prompts.draw(&mut self.random);
             let target = tokens.len() + 1 + self.random.below(LEGAL);
-            self.waiting.push_back(Waiting { user, tokens, target });
+            self.waiting.push_back(Waiting {
+                user,
+                tokens,
+                target,
+            });
         }
-        // Mostly it leaves room for what runs to grow; without that, all would be retracted and started in turn.
+        // Mostly it leaves room for what runs to grow; without that, all would be retracted and
+        // started in turn.
         let rush = self.random.one_in(8);
         while rush || self.has_headroom() {
-            let Some(waiting) = self.waiting.pop_front() else { return };
+            let Some(waiting) = self.waiting.pop_front() else {
+                return;
+            };
             if let Err(waiting) = self.start(waiting) {
                 return self.waiting.push_front(waiting);
             }
@@ -157,18 +201,36 @@ impl Scheduler {
 
     /// Whether running requests could still get a few pages if another one started.
     fn has_headroom(&mut self) -> bool {
-        let Usage { free, evictable, .. } = self.cache.usage(PoolKind::Kv);
+        let Usage {
+            free, evictable, ..
+        } = self.cache.usage(PoolKind::Kv);
         free + evictable > self.running.len()
     }
 
     /// Starts a request, or gives it back when the pools are short.
     fn start(&mut self, waiting: Waiting) -> Result<(), Waiting> {
         self.operations += 1;
-        let Waiting { user, tokens, target } = &waiting;
+        let Waiting {
+            user,
+            tokens,
+            target,
+        } = &waiting;
         // Seldom the whole prompt at once.
-        let reserve = if self.random.one_in(16) { None } else { Some(tokens.len().min(CHUNK)) };
-        let options = StartOptions { reserve, ..StartOptions::default() };
-        let Started { sequence, matched, .. } = match self.cache.start(self.prompts.namespace(*user), tokens, options) {
+        let reserve = if self.random.one_in(16) {
+            None
+        } else {
+            Some(tokens.len().min(CHUNK))
+        };
+        let options = StartOptions {
+            reserve,
+            ..StartOptions::default()
+        };
+        let Started {
+            sequence, matched, ..
+        } = match self
+            .cache
+            .start(self.prompts.namespace(*user), tokens, options)
+        {
             Ok(started) => started,
             Err(error) => {
                 match short(&error).pool {
@@ -180,9 +242,21 @@ impl Scheduler {
         };
         self.seen.started += 1;
         self.seen.hits += u64::from(matched.length > 0);
-        let slot = self.cache.view(&sequence).expect("it is ours").slot().expect("the pool is internal");
+        let slot = self
+            .cache
+            .view(&sequence)
+            .expect("it is ours")
+            .slot()
+            .expect("the pool is internal");
         let (user, target, checkpointed) = (*user, *target, matched.length);
-        self.running.push(Request { user, target, sequence, slot, loaded: false, checkpointed });
+        self.running.push(Request {
+            user,
+            target,
+            sequence,
+            slot,
+            loaded: false,
+            checkpointed,
+        });
         Ok(())
     }
 
@@ -191,7 +265,9 @@ impl Scheduler {
         let request = &mut self.running[n];
         if !std::mem::replace(&mut request.loaded, true) {
             self.operations += 1;
-            self.cache.loaded(&request.sequence).expect("it is reported once");
+            self.cache
+                .loaded(&request.sequence)
+                .expect("it is reported once");
         }
         let view = self.cache.view(&request.sequence).expect("it is ours");
         let (known, claimed) = (view.tokens().len(), view.claimed());
@@ -220,14 +296,19 @@ impl Scheduler {
         grown.is_ok()
     }
 
-    /// Drafts, keeps what is accepted, and gives the rest of the claim back. Whether there was room.
+    /// Drafts, keeps what is accepted, and gives the rest of the claim back. Whether there was
+    /// room.
     fn decode(&mut self, n: usize) -> bool {
         if !self.grow(n, DRAFT) {
             return false;
         }
-        let accepted: Vec<u32> = (0..1 + self.random.below(DRAFT)).map(|_| self.random.token()).collect();
+        let accepted: Vec<u32> = (0..1 + self.random.below(DRAFT))
+            .map(|_| self.random.token())
+            .collect();
         let sequence = &self.running[n].sequence;
-        self.cache.append(sequence, &accepted).expect("as many were claimed");
+        self.cache
+            .append(sequence, &accepted)
+            .expect("as many were claimed");
         self.cache.shrink(sequence).expect("it is ours");
         self.operations += 2;
         true
@@ -248,18 +329,28 @@ impl Scheduler {
     fn checkpoint(&mut self, n: usize) {
         let request = &mut self.running[n];
         let view = self.cache.view(&request.sequence).expect("it is ours");
-        let depth = self.cache.legal_depth(view.tokens().len().min(view.claimed()));
+        let depth = self
+            .cache
+            .legal_depth(view.tokens().len().min(view.claimed()));
         if depth <= request.checkpointed {
             return;
         }
         request.checkpointed = depth;
         self.operations += 1;
-        match self.cache.reserve_checkpoint(&request.sequence, depth, request.slot).expect("the slot is loaded") {
+        match self
+            .cache
+            .reserve_checkpoint(&request.sequence, depth, request.slot)
+            .expect("the slot is loaded")
+        {
             Reservation::Skipped(skip) => self.seen.count(skip),
             Reservation::Pending(pending) if self.random.one_in(50) => drop(pending),
             Reservation::Pending(pending) => {
                 self.operations += 1;
-                match self.cache.commit(&request.sequence, pending).expect("reserved just now") {
+                match self
+                    .cache
+                    .commit(&request.sequence, pending)
+                    .expect("reserved just now")
+                {
                     Commit::Skipped(skip) => self.seen.count(skip),
                     Commit::Stored(stored) => self.keep(stored),
                 }
@@ -293,35 +384,67 @@ impl Scheduler {
         drop(self.running.swap_remove(n));
     }
 
-    /// Makes room for the others, and goes on later from what is cached of it then. What it gives back comes free when
-    /// the steps that are out have retired, so only some are retracted in one turn; the others try again in the next.
+    /// Makes room for the others, and goes on later from what is cached of it then. What it gives
+    /// back comes free when the steps that are out have retired, so only some are retracted in
+    /// one turn; the others try again in the next.
     fn retract(&mut self, n: usize) {
-        let Some(left) = self.to_retract.checked_sub(1) else { return };
+        let Some(left) = self.to_retract.checked_sub(1) else {
+            return;
+        };
         self.to_retract = left;
         self.operations += 1;
         self.seen.retracted += 1;
-        let Request { user, target, sequence, .. } = self.running.swap_remove(n);
-        let tokens = self.cache.view(&sequence).expect("it is ours").tokens().to_vec();
+        let Request {
+            user,
+            target,
+            sequence,
+            ..
+        } = self.running.swap_remove(n);
+        let tokens = self
+            .cache
+            .view(&sequence)
+            .expect("it is ours")
+            .tokens()
+            .to_vec();
         self.cache.abort(sequence).expect("it is ours");
-        self.waiting.push_back(Waiting { user, tokens, target });
+        self.waiting.push_back(Waiting {
+            user,
+            tokens,
+            target,
+        });
     }
 
-    /// The result of any step that is out, sometimes twice, sometimes with states that are not finite.
+    /// The result of any step that is out, sometimes twice, sometimes with states that are not
+    /// finite.
     fn retire(&mut self) {
         self.operations += 1;
         let Step { id, stored } = self.steps.swap_remove(self.random.below(self.steps.len()));
-        let refused: Vec<Stored> = stored.into_iter().filter(|_| self.random.one_in(20)).collect();
+        let refused: Vec<Stored> = stored
+            .into_iter()
+            .filter(|_| self.random.one_in(20))
+            .collect();
         self.seen.refused += refused.len() as u64;
         self.cache.retire_step(id, &refused).expect("it was begun");
         if self.random.one_in(20) {
-            self.cache.retire_step(id, &refused).expect("a repeated result changes nothing");
+            self.cache
+                .retire_step(id, &refused)
+                .expect("a repeated result changes nothing");
         }
     }
 
     /// The counters equal what is known to be out.
     pub(crate) fn balance(&mut self) {
         let [kv, active, checkpoints] = POOLS.map(|pool| self.cache.usage(pool));
-        for Usage { capacity, free, held, evictable, pinned, retiring, outbox } in [kv, active, checkpoints] {
+        for Usage {
+            capacity,
+            free,
+            held,
+            evictable,
+            pinned,
+            retiring,
+            outbox,
+        } in [kv, active, checkpoints]
+        {
             assert_eq!(free + held + evictable + pinned + retiring, capacity);
             assert_eq!(outbox, 0);
         }
@@ -336,7 +459,9 @@ impl Scheduler {
 
     /// Every invariant, from nothing.
     pub(crate) fn recount(&mut self) {
-        self.cache.check(None).unwrap_or_else(|report| panic!("{report}"));
+        self.cache
+            .check(None)
+            .unwrap_or_else(|report| panic!("{report}"));
     }
 
     /// Aborts what runs, lets every step retire, and empties the tree: every slot is back.
@@ -350,7 +475,8 @@ impl Scheduler {
         self.recount();
         let evicted = self.cache.stats().evictions;
         self.seen.pages_evicted = (evicted.for_kv.kv + evicted.for_checkpoint.kv) as u64;
-        self.seen.states_evicted = (evicted.for_kv.checkpoints + evicted.for_checkpoint.checkpoints) as u64;
+        self.seen.states_evicted =
+            (evicted.for_kv.checkpoints + evicted.for_checkpoint.checkpoints) as u64;
         self.cache.evict(PoolKind::Checkpoint, usize::MAX);
         self.recount();
         for pool in POOLS {

@@ -17,5 +17,8 @@ fn every_input_of_the_corpus_agrees_with_the_naive_cache() {
         evicted += stats.evictions.for_kv.kv + stats.evictions.for_checkpoint.checkpoints;
     }
     println!("{inputs} inputs, {hits} hits, {evicted} units evicted");
-    assert!(inputs >= 100 && hits >= 100 && evicted >= 100, "{inputs} inputs, {hits} hits, {evicted} evicted");
+    assert!(
+        inputs >= 100 && hits >= 100 && evicted >= 100,
+        "{inputs} inputs, {hits} hits, {evicted} evicted"
+    );
 }

@@ -1,7 +1,8 @@
-//! Operations from bytes: what a fuzzer changes, what the corpus keeps, and what the soak draws by the million.
+//! Operations from bytes: what a fuzzer changes, what the corpus keeps, and what the soak draws by
+//! the million.
 //!
-//! Any bytes mean some operations, and few bytes mean many: a prompt is its length and where it leaves the one that all
-//! share.
+//! Any bytes mean some operations, and few bytes mean many: a prompt is its length and where it
+//! leaves the one that all share.
 
 use arbitrary::{Result, Unstructured};
 use radixstate::{Config, PoolConfig, PoolKind, StartOptions};
@@ -27,12 +28,32 @@ pub(crate) fn config(bytes: &mut Unstructured<'_>) -> Result<Config> {
     let page_size = bytes.int_in_range(1..=4_u32)?;
     let checkpoint_stride = bytes.int_in_range(1..=6_u32)?;
     // More than the pages up to the first legal depth: the cache refuses less.
-    let legal = (1..).find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride)).expect("an lcm exists");
-    let kv = if bytes.ratio(1, 4)? { 0 } else { legal + 1 + bytes.int_in_range(0..=39)? };
-    let kv = PoolConfig { capacity: kv, external: bytes.arbitrary()?, unit_bytes: 3 };
-    let active = PoolConfig { capacity: bytes.int_in_range(1..=6)?, external: bytes.arbitrary()?, unit_bytes: 5 };
+    let legal = (1..)
+        .find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride))
+        .expect("an lcm exists");
+    let kv = if bytes.ratio(1, 4)? {
+        0
+    } else {
+        legal + 1 + bytes.int_in_range(0..=39)?
+    };
+    let kv = PoolConfig {
+        capacity: kv,
+        external: bytes.arbitrary()?,
+        unit_bytes: 3,
+    };
+    let active = PoolConfig {
+        capacity: bytes.int_in_range(1..=6)?,
+        external: bytes.arbitrary()?,
+        unit_bytes: 5,
+    };
     let checkpoints = PoolConfig::internal(bytes.int_in_range(1..=9)?).bytes(7);
-    Ok(Config { page_size, checkpoint_stride, kv, active, checkpoints })
+    Ok(Config {
+        page_size,
+        checkpoint_stride,
+        kv,
+        active,
+        checkpoints,
+    })
 }
 
 /// One operation; whole requests are the most frequent, since little happens without them.
@@ -45,19 +66,34 @@ pub(crate) fn operation(bytes: &mut Unstructured<'_>) -> Result<Op> {
 
 fn request(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
     Ok(match kind {
-        0..6 => Op::Start { tenant: tenant(bytes)?, tokens: tokens(bytes)?, options: options(bytes)? },
-        6..34 => Op::Serve { tenant: tenant(bytes)?, tokens: tokens(bytes)?, ends: bytes.arbitrary()? },
+        0..6 => Op::Start {
+            tenant: tenant(bytes)?,
+            tokens: tokens(bytes)?,
+            options: options(bytes)?,
+        },
+        6..34 => Op::Serve {
+            tenant: tenant(bytes)?,
+            tokens: tokens(bytes)?,
+            ends: bytes.arbitrary()?,
+        },
         34..40 => Op::Loaded(number(bytes)?),
         40..43 => Op::Grow(number(bytes)?, bytes.int_in_range(0..=9)?),
         43..46 => Op::Append(number(bytes)?, tokens(bytes)?),
         46..48 => Op::Shrink(number(bytes)?),
         48..50 => Op::TakeSlot(number(bytes)?),
-        50..58 => Op::Reserve { sequence: number(bytes)?, depth: depth(bytes)?, source: number(bytes)? },
+        50..58 => Op::Reserve {
+            sequence: number(bytes)?,
+            depth: depth(bytes)?,
+            source: number(bytes)?,
+        },
         58..68 => Op::Commit(number(bytes)?),
         68 => Op::DropPending(number(bytes)?),
         69 => Op::Discard(number(bytes)?),
         70..82 => Op::Finish(number(bytes)?),
-        _ => Op::DropSequences { first: number(bytes)?, count: bytes.int_in_range(1..=3)? },
+        _ => Op::DropSequences {
+            first: number(bytes)?,
+            count: bytes.int_in_range(1..=3)?,
+        },
     })
 }
 
@@ -65,12 +101,24 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
     Ok(match kind {
         84..90 => {
             let (tenant, tokens) = (tenant(bytes)?, tokens(bytes)?);
-            let max_length = if bytes.ratio(1, 10)? { Some(bytes.int_in_range(0..=19)?) } else { None };
-            Op::Lookup { tenant, tokens, max_length }
+            let max_length = if bytes.ratio(1, 10)? {
+                Some(bytes.int_in_range(0..=19)?)
+            } else {
+                None
+            };
+            Op::Lookup {
+                tenant,
+                tokens,
+                max_length,
+            }
         }
         90..94 => Op::Lease(number(bytes)?),
         94..96 => Op::LeaseLoaded(number(bytes)?),
-        96..101 => Op::ReserveLeased { lease: number(bytes)?, more: tokens(bytes)?, depth: depth(bytes)? },
+        96..101 => Op::ReserveLeased {
+            lease: number(bytes)?,
+            more: tokens(bytes)?,
+            depth: depth(bytes)?,
+        },
         101..105 => Op::Release(number(bytes)?),
         105 => Op::DropLease(number(bytes)?),
         106..108 => Op::Evict(pool(bytes)?, bytes.int_in_range(0..=3)?),
@@ -78,8 +126,15 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
         110..112 => Op::Wrong(wrong(bytes)?, number(bytes)?),
         112..116 => Op::BeginStep,
         116..126 => {
-            let refused = if bytes.ratio(1, 5)? { Some(number(bytes)?) } else { None };
-            Op::RetireStep { step: bytes.arbitrary::<u8>()?.into(), refused }
+            let refused = if bytes.ratio(1, 5)? {
+                Some(number(bytes)?)
+            } else {
+                None
+            };
+            Op::RetireStep {
+                step: bytes.arbitrary::<u8>()?.into(),
+                refused,
+            }
         }
         126 => Op::Refuse(number(bytes)?),
         _ if bytes.ratio(1, 4)? => Op::Reset,
@@ -118,9 +173,22 @@ fn depth(bytes: &mut Unstructured<'_>) -> Result<Depth> {
 }
 
 fn options(bytes: &mut Unstructured<'_>) -> Result<StartOptions> {
-    let reserve = if bytes.ratio(1, 3)? { Some(bytes.int_in_range(0..=29)?) } else { None };
-    let max_length = if bytes.ratio(1, 10)? { Some(bytes.int_in_range(0..=19)?) } else { None };
-    Ok(StartOptions { reserve, max_length, no_read: bytes.ratio(1, 20)?, no_store: bytes.ratio(1, 20)? })
+    let reserve = if bytes.ratio(1, 3)? {
+        Some(bytes.int_in_range(0..=29)?)
+    } else {
+        None
+    };
+    let max_length = if bytes.ratio(1, 10)? {
+        Some(bytes.int_in_range(0..=19)?)
+    } else {
+        None
+    };
+    Ok(StartOptions {
+        reserve,
+        max_length,
+        no_read: bytes.ratio(1, 20)?,
+        no_store: bytes.ratio(1, 20)?,
+    })
 }
 
 fn wrong(bytes: &mut Unstructured<'_>) -> Result<Wrong> {
@@ -133,5 +201,7 @@ fn wrong(bytes: &mut Unstructured<'_>) -> Result<Wrong> {
 }
 
 fn pool(bytes: &mut Unstructured<'_>) -> Result<PoolKind> {
-    bytes.choose(&[PoolKind::Checkpoint, PoolKind::Kv, PoolKind::Active]).copied()
+    bytes
+        .choose(&[PoolKind::Checkpoint, PoolKind::Kv, PoolKind::Active])
+        .copied()
 }

@@ -1,5 +1,5 @@
-//! Operations on the cache and on a naive one: equal results, equal pools, equal counters, equal eviction order, and a
-//! clean `check()` after every step.
+//! Operations on the cache and on a naive one: equal results, equal pools, equal counters, equal
+//! eviction order, and a clean `check()` after every step.
 
 mod both;
 mod corpus;

@@ -2,7 +2,8 @@
 
 use radixstate::{PoolKind, StartOptions};
 
-/// One operation; `Serve` and `Wrong` are several. A number that names a live thing is taken modulo how many there are.
+/// One operation; `Serve` and `Wrong` are several. A number that names a live thing is taken modulo
+/// how many there are.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Start {
@@ -10,7 +11,8 @@ pub(crate) enum Op {
         tokens: Vec<u32>,
         options: StartOptions,
     },
-    /// Starts, reports loaded, checkpoints the deepest legal depth, and may end: a short request as a whole.
+    /// Starts, reports loaded, checkpoints the deepest legal depth, and may end: a short request as
+    /// a whole.
     Serve {
         tenant: bool,
         tokens: Vec<u32>,

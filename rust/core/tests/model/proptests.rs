@@ -1,7 +1,7 @@
 //! Random operations that proptest makes and, when they fail, makes small.
 //!
-//! A failure prints its seed and the smallest operations that show it. `PROPTEST_RNG_SEED=<seed>` repeats it,
-//! `PROPTEST_CASES=<n>` tries more.
+//! A failure prints its seed and the smallest operations that show it. `PROPTEST_RNG_SEED=<seed>`
+//! repeats it, `PROPTEST_CASES=<n>` tries more.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,11 +21,27 @@ fn config() -> impl Strategy<Value = Config> {
     (1..=4u32, 1..=6u32, pools).prop_map(|(page_size, checkpoint_stride, pools)| {
         let (kv, kv_external, active, active_external, checkpoints) = pools;
         // More than the pages up to the first legal depth: the cache refuses less.
-        let legal = (1..).find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride)).expect("an lcm exists");
-        let kv = PoolConfig { capacity: kv.map_or(0, |more| legal + 1 + more), external: kv_external, unit_bytes: 3 };
-        let active = PoolConfig { capacity: active, external: active_external, unit_bytes: 5 };
+        let legal = (1..)
+            .find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride))
+            .expect("an lcm exists");
+        let kv = PoolConfig {
+            capacity: kv.map_or(0, |more| legal + 1 + more),
+            external: kv_external,
+            unit_bytes: 3,
+        };
+        let active = PoolConfig {
+            capacity: active,
+            external: active_external,
+            unit_bytes: 5,
+        };
         let checkpoints = PoolConfig::internal(checkpoints).bytes(7);
-        Config { page_size, checkpoint_stride, kv, active, checkpoints }
+        Config {
+            page_size,
+            checkpoint_stride,
+            kv,
+            active,
+            checkpoints,
+        }
     })
 }
 
@@ -46,8 +62,14 @@ fn options() -> impl Strategy<Value = StartOptions> {
     let sometimes = |odds: f64| prop::bool::weighted(odds);
     let reserve = prop::option::weighted(0.3, 0..30usize);
     let max_length = prop::option::weighted(0.1, 0..20usize);
-    (reserve, max_length, sometimes(0.05), sometimes(0.05))
-        .prop_map(|(reserve, max_length, no_read, no_store)| StartOptions { reserve, max_length, no_read, no_store })
+    (reserve, max_length, sometimes(0.05), sometimes(0.05)).prop_map(
+        |(reserve, max_length, no_read, no_store)| StartOptions {
+            reserve,
+            max_length,
+            no_read,
+            no_store,
+        },
+    )
 }
 
 fn pool() -> impl Strategy<Value = PoolKind> {
@@ -55,7 +77,12 @@ fn pool() -> impl Strategy<Value = PoolKind> {
 }
 
 fn wrong() -> impl Strategy<Value = Wrong> {
-    prop::sample::select(vec![Wrong::EmptyPrompt, Wrong::OtherCache, Wrong::OtherPending, Wrong::Pages])
+    prop::sample::select(vec![
+        Wrong::EmptyPrompt,
+        Wrong::OtherCache,
+        Wrong::OtherPending,
+        Wrong::Pages,
+    ])
 }
 
 /// A tenant seldom: two namespaces, one of them busy.
@@ -119,7 +146,12 @@ struct Met {
 
 impl Met {
     fn add(&mut self, stats: &Stats) {
-        let Stats { misses, refusals, evictions, .. } = stats;
+        let Stats {
+            misses,
+            refusals,
+            evictions,
+            ..
+        } = stats;
         let counts = [
             ("hits", stats.hits),
             ("no prefix", misses.no_prefix),
@@ -134,12 +166,20 @@ impl Met {
             ("not aligned", refusals.not_aligned),
             ("not finite", refusals.non_finite),
             ("pages evicted for pages", evictions.for_kv.kv as u64),
-            ("states evicted for states", evictions.for_checkpoint.checkpoints as u64),
-            ("pages evicted for states", evictions.for_checkpoint.kv as u64),
+            (
+                "states evicted for states",
+                evictions.for_checkpoint.checkpoints as u64,
+            ),
+            (
+                "pages evicted for states",
+                evictions.for_checkpoint.kv as u64,
+            ),
             ("evicted when asked", evictions.asked.checkpoints as u64),
             ("evicted by reset", evictions.reset.checkpoints as u64),
         ];
-        counts.into_iter().for_each(|(what, n)| *self.counts.entry(what).or_default() += n);
+        counts
+            .into_iter()
+            .for_each(|(what, n)| *self.counts.entry(what).or_default() += n);
     }
 }
 
@@ -154,9 +194,14 @@ fn seed() -> u64 {
 fn the_cache_and_the_naive_one_agree_after_every_operation() {
     let seed = seed();
     println!("seed {seed}: repeat with PROPTEST_RNG_SEED={seed}");
-    let cases = std::env::var_os("PROPTEST_CASES").map_or(10_000, |_| RunnerConfig::default().cases);
-    let runner =
-        RunnerConfig { cases, rng_seed: RngSeed::Fixed(seed), failure_persistence: None, ..RunnerConfig::default() };
+    let cases =
+        std::env::var_os("PROPTEST_CASES").map_or(10_000, |_| RunnerConfig::default().cases);
+    let runner = RunnerConfig {
+        cases,
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        ..RunnerConfig::default()
+    };
     let met = RefCell::new(Met::default());
     let strategy = (config(), operations(), any::<bool>());
     let result = TestRunner::new(runner).run(&strategy, |(config, ops, by_page)| {
@@ -168,5 +213,8 @@ fn the_cache_and_the_naive_one_agree_after_every_operation() {
     let met = met.into_inner().counts;
     println!("{met:?}");
     let least = u64::from(cases / 500);
-    assert!(met.values().all(|&n| n >= least), "seed {seed}: some rule was met fewer than {least} times: {met:?}");
+    assert!(
+        met.values().all(|&n| n >= least),
+        "seed {seed}: some rule was met fewer than {least} times: {met:?}"
+    );
 }

@@ -1,7 +1,8 @@
-//! A long run over many small caches. `RADIXSTATE_MODEL_SECONDS` says how long; without it, it is one of the tests.
+//! A long run over many small caches. `RADIXSTATE_MODEL_SECONDS` says how long; without it, it is
+//! one of the tests.
 //!
-//! Each cache lives for some hundred operations, all drawn from one number, so a failure names what repeats it:
-//! `RADIXSTATE_MODEL_SEED=<seed>` runs that cache alone.
+//! Each cache lives for some hundred operations, all drawn from one number, so a failure names what
+//! repeats it: `RADIXSTATE_MODEL_SEED=<seed>` runs that cache alone.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash, RandomState};
@@ -24,7 +25,10 @@ struct Soaked {
 
 fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, a number is expected")))
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is {text:?}, a number is expected")),
+    )
 }
 
 fn hash(value: impl Hash) -> u64 {
@@ -38,19 +42,35 @@ fn draw(seed: u64, step: usize) -> [u8; 16] {
 
 /// What a cache holds: where its slots are, and which prefixes have states.
 fn fingerprint(both: &mut Both) -> u64 {
-    let usage = [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint].map(|pool| both.real.usage(pool));
-    let places = usage.map(|usage| [usage.free, usage.held, usage.evictable, usage.pinned, usage.retiring]);
-    let states: Vec<_> = both.naive.states.keys().map(|prefix| (&prefix.namespace, &prefix.tokens)).collect();
+    let usage =
+        [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint].map(|pool| both.real.usage(pool));
+    let places = usage.map(|usage| {
+        [
+            usage.free,
+            usage.held,
+            usage.evictable,
+            usage.pinned,
+            usage.retiring,
+        ]
+    });
+    let states: Vec<_> = both
+        .naive
+        .states
+        .keys()
+        .map(|prefix| (&prefix.namespace, &prefix.tokens))
+        .collect();
     hash((both.naive.legal, places, states))
 }
 
 impl Soaked {
     /// One cache, from empty to empty.
     fn live(&mut self, seed: u64) {
-        let config = decode::config(&mut Unstructured::new(&draw(seed, 0))).expect("any bytes mean a configuration");
+        let config = decode::config(&mut Unstructured::new(&draw(seed, 0)))
+            .expect("any bytes mean a configuration");
         let mut both = Both::new(config);
         for step in 1..=OPERATIONS {
-            let op = decode::operation(&mut Unstructured::new(&draw(seed, step))).expect("any bytes mean an operation");
+            let op = decode::operation(&mut Unstructured::new(&draw(seed, step)))
+                .expect("any bytes mean an operation");
             both.apply(&op);
             both.verify();
             self.steps += 1;
@@ -62,10 +82,19 @@ impl Soaked {
 
 #[test]
 fn a_long_run_over_many_caches_finds_nothing() {
-    let (seconds, only) = (variable("RADIXSTATE_MODEL_SECONDS"), variable("RADIXSTATE_MODEL_SEED"));
+    let (seconds, only) = (
+        variable("RADIXSTATE_MODEL_SECONDS"),
+        variable("RADIXSTATE_MODEL_SEED"),
+    );
     let begun = Instant::now();
     let spent = || seconds.map_or(Duration::ZERO, Duration::from_secs) <= begun.elapsed();
-    let first = only.unwrap_or_else(|| if seconds.is_some() { RandomState::new().hash_one(()) } else { 0 });
+    let first = only.unwrap_or_else(|| {
+        if seconds.is_some() {
+            RandomState::new().hash_one(())
+        } else {
+            0
+        }
+    });
     let least = if only.is_some() { 1 } else { 50 };
     let mut soaked = Soaked::default();
     for n in 0.. {
@@ -74,13 +103,24 @@ fn a_long_run_over_many_caches_finds_nothing() {
         }
         let seed = first.wrapping_add(n);
         if let Err(found) = catch_unwind(AssertUnwindSafe(|| soaked.live(seed))) {
-            println!("soak: {} steps, 1 finding: repeat it with RADIXSTATE_MODEL_SEED={seed}", soaked.steps);
+            println!(
+                "soak: {} steps, 1 finding: repeat it with RADIXSTATE_MODEL_SEED={seed}",
+                soaked.steps
+            );
             resume_unwind(found);
         }
     }
     let Soaked { steps, visited } = soaked;
     let rate = steps as f64 / begun.elapsed().as_secs_f64();
-    println!("soak: {steps} steps, {} distinct states, {rate:.0} steps per second, 0 findings", visited.len());
-    // A run that goes round in circles tests nothing; after some ten million steps little is left that is new.
-    assert!(visited.len() as u64 > steps.min(10_000_000) / 10, "{} states in {steps} steps", visited.len());
+    println!(
+        "soak: {steps} steps, {} distinct states, {rate:.0} steps per second, 0 findings",
+        visited.len()
+    );
+    // A run that goes round in circles tests nothing; after some ten million steps little is left
+    // that is new.
+    assert!(
+        visited.len() as u64 > steps.min(10_000_000) / 10,
+        "{} states in {steps} steps",
+        visited.len()
+    );
 }

@@ -1,12 +1,13 @@
-//! The real cache and the naive one, driven together: equal results, equal pools, equal counters, equal eviction order.
+//! The real cache and the naive one, driven together: equal results, equal pools, equal counters,
+//! equal eviction order.
 
 mod wrong;
 
 use std::collections::BTreeSet;
 
 use radixstate::{
-    Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Pending, PoolKind, Published, Reservation, Sequence,
-    Skip, StartOptions, Started, Stats, Stored, Usage,
+    Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Pending, PoolKind, Published,
+    Reservation, Sequence, Skip, StartOptions, Started, Stats, Stored, Usage,
 };
 
 use crate::naive::{Found, Fresh, Naive, Outcome, Reserved};
@@ -43,7 +44,8 @@ pub(crate) struct Both {
     next: u64,
 }
 
-/// Runs operations with a comparison after each, then gives everything back. Returns what was counted.
+/// Runs operations with a comparison after each, then gives everything back. Returns what was
+/// counted.
 pub(crate) fn run(config: Config, ops: &[Op], by_page: bool) -> Stats {
     let mut both = Both::new(config);
     for op in ops {
@@ -55,7 +57,11 @@ pub(crate) fn run(config: Config, ops: &[Op], by_page: bool) -> Stats {
 }
 
 fn namespace(tenant: bool) -> Namespace {
-    if tenant { Namespace::new(0, Some("tenant"), 0) } else { Namespace::default() }
+    if tenant {
+        Namespace::new(0, Some("tenant"), 0)
+    } else {
+        Namespace::default()
+    }
 }
 
 fn pick<T>(list: &[T], n: usize) -> Option<usize> {
@@ -63,14 +69,28 @@ fn pick<T>(list: &[T], n: usize) -> Option<usize> {
 }
 
 fn assert_same_match(real: &Match, found: &Found) {
-    let Found { length, kv_length, branch, reason, generation, .. } = *found;
-    assert_eq!((real.length, real.kv_length, real.branch, real.reason), (length, kv_length, branch, reason));
+    let Found {
+        length,
+        kv_length,
+        branch,
+        reason,
+        generation,
+        ..
+    } = *found;
+    assert_eq!(
+        (real.length, real.kv_length, real.branch, real.reason),
+        (length, kv_length, branch, reason)
+    );
     assert_eq!(real.generation, generation);
 }
 
 impl Both {
     pub(crate) fn new(config: Config) -> Self {
-        let engine_free = if config.kv.external { (1..=config.kv.capacity).collect() } else { BTreeSet::new() };
+        let engine_free = if config.kv.external {
+            (1..=config.kv.capacity).collect()
+        } else {
+            BTreeSet::new()
+        };
         Self {
             config,
             real: Cache::new(config).expect("the strategy makes usable configurations"),
@@ -90,14 +110,28 @@ impl Both {
         self.next
     }
 
-    /// Applies `op` to both caches. `None` when it names something and there is none: its numbers were drawn before it
-    /// was known what lives.
+    /// Applies `op` to both caches. `None` when it names something and there is none: its numbers
+    /// were drawn before it was known what lives.
     pub(crate) fn apply(&mut self, op: &Op) -> Option<()> {
         match op {
-            Op::Start { tenant, tokens, options } => self.start(&namespace(*tenant), tokens, *options),
-            Op::Serve { tenant, tokens, ends } => return self.serve(&namespace(*tenant), tokens, *ends),
-            Op::Reserve { sequence, depth, source } => return self.reserve(*sequence, *depth, *source),
-            Op::ReserveLeased { lease, more, depth } => return self.reserve_leased(*lease, more, *depth),
+            Op::Start {
+                tenant,
+                tokens,
+                options,
+            } => self.start(&namespace(*tenant), tokens, *options),
+            Op::Serve {
+                tenant,
+                tokens,
+                ends,
+            } => return self.serve(&namespace(*tenant), tokens, *ends),
+            Op::Reserve {
+                sequence,
+                depth,
+                source,
+            } => return self.reserve(*sequence, *depth, *source),
+            Op::ReserveLeased { lease, more, depth } => {
+                return self.reserve_leased(*lease, more, *depth);
+            }
             Op::Commit(n) => return self.commit(*n),
             Op::DropPending(n) => return self.drop_pending(*n),
             Op::Discard(n) => return self.discard(*n),
@@ -105,7 +139,9 @@ impl Both {
             Op::Loaded(_) | Op::Grow(..) | Op::Append(..) | Op::Shrink(_) | Op::TakeSlot(_) => {
                 return self.apply_running(op);
             }
-            Op::Finish(_) | Op::DropSequences { .. } | Op::Release(_) | Op::DropLease(_) => return self.apply_end(op),
+            Op::Finish(_) | Op::DropSequences { .. } | Op::Release(_) | Op::DropLease(_) => {
+                return self.apply_end(op);
+            }
             Op::Lookup { .. } | Op::Lease(_) | Op::LeaseLoaded(_) => return self.apply_read(op),
             _ => return self.apply_whole(op),
         }
@@ -114,13 +150,17 @@ impl Both {
 
     fn apply_running(&mut self, op: &Op) -> Option<()> {
         let (real, naive) = (&mut self.real, &mut self.naive);
-        let (Op::Loaded(n) | Op::Grow(n, _) | Op::Append(n, _) | Op::Shrink(n) | Op::TakeSlot(n)) = op else {
+        let (Op::Loaded(n) | Op::Grow(n, _) | Op::Append(n, _) | Op::Shrink(n) | Op::TakeSlot(n)) =
+            op
+        else {
             unreachable!("{op:?} is not of a running sequence");
         };
         let (id, sequence) = &self.sequences[pick(&self.sequences, *n)?];
         match op {
             Op::Loaded(_) => assert_eq!(real.loaded(sequence), naive.loaded(*id)),
-            Op::Append(_, tokens) => assert_eq!(real.append(sequence, tokens), naive.append(*id, tokens)),
+            Op::Append(_, tokens) => {
+                assert_eq!(real.append(sequence, tokens), naive.append(*id, tokens))
+            }
             Op::Grow(_, by) => {
                 let before = real.view(sequence).unwrap().pages().len();
                 let grown = real.grow(sequence, *by);
@@ -143,13 +183,23 @@ impl Both {
         match *op {
             Op::Finish(n) => {
                 let (id, sequence) = self.sequences.swap_remove(pick(&self.sequences, n)?);
-                if id.is_multiple_of(2) { self.real.finish(sequence) } else { self.real.abort(sequence) }.unwrap();
+                if id.is_multiple_of(2) {
+                    self.real.finish(sequence)
+                } else {
+                    self.real.abort(sequence)
+                }
+                .unwrap();
                 self.naive.finish(id);
             }
             Op::DropSequences { first, count } => {
                 let first = pick(&self.sequences, first)?;
                 let end = (first + count).min(self.sequences.len());
-                let mut dropped: Vec<u64> = self.sequences.drain(first..end).rev().map(|(id, _)| id).collect();
+                let mut dropped: Vec<u64> = self
+                    .sequences
+                    .drain(first..end)
+                    .rev()
+                    .map(|(id, _)| id)
+                    .collect();
                 // Whatever the order of the drops, the cache takes back the oldest first.
                 dropped.sort_unstable();
                 dropped.into_iter().for_each(|id| self.naive.finish(id));
@@ -171,7 +221,11 @@ impl Both {
 
     fn apply_read(&mut self, op: &Op) -> Option<()> {
         match op {
-            Op::Lookup { tenant, tokens, max_length } => self.look_up(&namespace(*tenant), tokens, *max_length),
+            Op::Lookup {
+                tenant,
+                tokens,
+                max_length,
+            } => self.look_up(&namespace(*tenant), tokens, *max_length),
             Op::Lease(n) => self.lease(pick(&self.looked, *n)?),
             Op::LeaseLoaded(n) => {
                 let (id, lease) = &self.leases[pick(&self.leases, *n)?];
@@ -207,25 +261,40 @@ impl Both {
     /// Mostly a step that is out; sometimes one that retired before, or was never begun.
     fn name_step(&self, n: u64) -> u64 {
         let out = &self.naive.outstanding;
-        let known = out.iter().nth((n / 4) as usize % out.len().max(1)).filter(|_| !n.is_multiple_of(4));
+        let known = out
+            .iter()
+            .nth((n / 4) as usize % out.len().max(1))
+            .filter(|_| !n.is_multiple_of(4));
         known.copied().unwrap_or(n % (self.naive.newest + 2))
     }
 
     fn retire_step(&mut self, step: u64, refused: Option<usize>) {
-        let refused = refused.and_then(|n| pick(&self.stored, n)).map(|n| self.stored[n].clone());
+        let refused = refused
+            .and_then(|n| pick(&self.stored, n))
+            .map(|n| self.stored[n].clone());
         let serials: Vec<u64> = refused.iter().map(|stored| stored.serial).collect();
-        assert_eq!(self.real.retire_step(step, refused.as_slice()), self.naive.retire_step(step, &serials));
+        assert_eq!(
+            self.real.retire_step(step, refused.as_slice()),
+            self.naive.retire_step(step, &serials)
+        );
     }
 
     fn start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) {
         let id = self.id();
         let started = self.real.start(namespace, tokens, options);
-        let fresh = started.as_ref().map_or_else(|_| Fresh::default(), |started| self.fresh(&started.sequence));
+        let fresh = started.as_ref().map_or_else(
+            |_| Fresh::default(),
+            |started| self.fresh(&started.sequence),
+        );
         let found = match self.naive.start(id, namespace, tokens, options, fresh) {
             Ok(found) => found,
             Err(error) => return assert_eq!(started.unwrap_err(), error),
         };
-        let Started { sequence, matched, begin } = started.expect("the model starts it");
+        let Started {
+            sequence,
+            matched,
+            begin,
+        } = started.expect("the model starts it");
         assert_same_match(&matched, &found);
         let dst = self.real.view(&sequence).unwrap().slot();
         match found.state {
@@ -255,8 +324,15 @@ impl Both {
     /// The slots that the real cache took for a sequence just started.
     fn fresh(&self, sequence: &Sequence) -> Fresh {
         let view = self.real.view(sequence).unwrap();
-        let shared = if self.naive.has_kv() { view.leased() / self.config.page_size as usize } else { 0 };
-        Fresh { pages: view.pages().split_off(shared), active: view.slots().collect() }
+        let shared = if self.naive.has_kv() {
+            view.leased() / self.config.page_size as usize
+        } else {
+            0
+        };
+        Fresh {
+            pages: view.pages().split_off(shared),
+            active: view.slots().collect(),
+        }
     }
 
     fn look_up(&mut self, namespace: &Namespace, tokens: &[u32], max_length: Option<usize>) {
@@ -264,12 +340,22 @@ impl Both {
         self.naive.stats.lookups += 1;
         let found = self.naive.find(namespace, tokens, max_length);
         assert_same_match(&real, &found);
-        self.looked.push(Looked { namespace: namespace.clone(), tokens: tokens.to_vec(), real, found });
+        self.looked.push(Looked {
+            namespace: namespace.clone(),
+            tokens: tokens.to_vec(),
+            real,
+            found,
+        });
     }
 
     fn lease(&mut self, n: usize) {
         let id = self.id();
-        let Looked { namespace, tokens, real, found } = &self.looked[n];
+        let Looked {
+            namespace,
+            tokens,
+            real,
+            found,
+        } = &self.looked[n];
         let leased = self.real.lease(real);
         match self.naive.lease(id, namespace, tokens, found) {
             Ok(()) => self.leases.push((id, leased.expect("the model leases it"))),
@@ -350,18 +436,25 @@ impl Both {
         Some(())
     }
 
-    /// Commits or publishes, as the owner and the pools demand; drops what cannot be published any more.
+    /// Commits or publishes, as the owner and the pools demand; drops what cannot be published any
+    /// more.
     fn commit(&mut self, n: usize) -> Option<()> {
         let n = pick(&self.pending, n)?;
         let Reserved { owner, tokens, .. } = self.naive.reserved[&self.pending[n].id].clone();
-        let Some(holder) = self.naive.holders.get(&owner) else { return self.drop_pending(n) };
+        let Some(holder) = self.naive.holders.get(&owner) else {
+            return self.drop_pending(n);
+        };
         let missing = tokens.len().saturating_sub(holder.depth()) / self.config.page_size as usize;
-        let Some(pages) = self.engine_pages(missing) else { return self.drop_pending(n) };
+        let Some(pages) = self.engine_pages(missing) else {
+            return self.drop_pending(n);
+        };
         if let Some(at) = self.sequences.iter().position(|(id, _)| *id == owner) {
             let Waiting { id, pending } = self.pending.swap_remove(n);
             let sequence = &self.sequences[at].1;
             if self.engine_owns_kv() {
-                self.real.check_commit_pages(sequence, &pages, &pending).unwrap();
+                self.real
+                    .check_commit_pages(sequence, &pages, &pending)
+                    .unwrap();
                 let published = self.real.commit_pages(sequence, &pages, pending).unwrap();
                 self.published(id, &pages, published);
             } else {
@@ -379,10 +472,18 @@ impl Both {
 
     fn publish(&mut self, n: usize, owner: u64, tokens: &[u32], pages: &[u32]) {
         let Waiting { id, pending } = self.pending.swap_remove(n);
-        let lease = self.leases.iter().find(|(id, _)| *id == owner).map(|(_, lease)| lease);
+        let lease = self
+            .leases
+            .iter()
+            .find(|(id, _)| *id == owner)
+            .map(|(_, lease)| lease);
         let lease = lease.expect("its holder lives");
         let allowed = self.naive.check_prefix(owner, tokens);
-        assert_eq!(self.real.check_publish(lease, tokens, pages, Some(&pending)), allowed);
+        assert_eq!(
+            self.real
+                .check_publish(lease, tokens, pages, Some(&pending)),
+            allowed
+        );
         let published = self.real.publish(lease, tokens, pages, pending);
         match allowed {
             Ok(()) => self.published(id, pages, published.expect("the model publishes it")),
@@ -394,7 +495,11 @@ impl Both {
     }
 
     fn published(&mut self, id: u64, given: &[u32], published: Published) {
-        let Published { outcome, canonical, duplicates } = published;
+        let Published {
+            outcome,
+            canonical,
+            duplicates,
+        } = published;
         assert_eq!(canonical.len(), given.len());
         self.committed(id, Some(given), outcome, &duplicates);
     }
@@ -403,7 +508,8 @@ impl Both {
         self.naive.has_kv() && !self.naive.allocates_kv()
     }
 
-    /// Free pages of the engine; none when it has too few, no pages at all when it has no KV of its own.
+    /// Free pages of the engine; none when it has too few, no pages at all when it has no KV of its
+    /// own.
     fn engine_pages(&self, wanted: usize) -> Option<Vec<u32>> {
         if !self.engine_owns_kv() {
             return Some(Vec::new());
@@ -420,14 +526,35 @@ impl Both {
         let (expected, expected_duplicates) = self.naive.publish(id, given, serial);
         assert_eq!(duplicates, expected_duplicates);
         let reset = matches!(outcome, Commit::Skipped(Skip::Reset));
-        for page in given.unwrap_or_default().iter().filter(|page| !reset && !duplicates.contains(page)) {
-            assert!(self.engine_free.remove(page), "page {page} was the engine's");
+        for page in given
+            .unwrap_or_default()
+            .iter()
+            .filter(|page| !reset && !duplicates.contains(page))
+        {
+            assert!(
+                self.engine_free.remove(page),
+                "page {page} was the engine's"
+            );
         }
         match outcome {
             Commit::Skipped(skip) => assert_eq!(expected, Outcome::Skipped(skip)),
             Commit::Stored(stored) => {
-                let Stored { depth, step, generation, replaced, .. } = stored.clone();
-                assert_eq!(expected, Outcome::Stored { depth, step, generation, replaced });
+                let Stored {
+                    depth,
+                    step,
+                    generation,
+                    replaced,
+                    ..
+                } = stored.clone();
+                assert_eq!(
+                    expected,
+                    Outcome::Stored {
+                        depth,
+                        step,
+                        generation,
+                        replaced
+                    }
+                );
                 self.stored.push(stored);
             }
         }
@@ -445,11 +572,16 @@ impl Both {
     /// Both caches agree on everything that can be seen, and the real one is sound.
     pub(crate) fn verify(&mut self) {
         let free: Vec<u32> = self.engine_free.iter().copied().collect();
-        self.real.check(Some(&free)).unwrap_or_else(|report| panic!("{report}"));
+        self.real
+            .check(Some(&free))
+            .unwrap_or_else(|report| panic!("{report}"));
         for pool in [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint] {
             assert_eq!(self.real.usage(pool), self.naive.usage(pool), "{pool}");
         }
-        let stats = Stats { bytes: self.bytes(), ..self.naive.stats };
+        let stats = Stats {
+            bytes: self.bytes(),
+            ..self.naive.stats
+        };
         assert_eq!(self.real.stats(), stats);
         self.verify_holders();
         self.verify_cached();
@@ -457,7 +589,13 @@ impl Both {
 
     fn bytes(&self) -> Bytes {
         let bytes = |pool, unit: u64| {
-            let Usage { held, evictable, pinned, retiring, .. } = self.naive.usage(pool);
+            let Usage {
+                held,
+                evictable,
+                pinned,
+                retiring,
+                ..
+            } = self.naive.usage(pool);
             (held + evictable + pinned + retiring) as u64 * unit
         };
         Bytes {
@@ -471,14 +609,26 @@ impl Both {
         for (id, sequence) in &self.sequences {
             let (view, holder) = (self.real.view(sequence).unwrap(), &self.naive.holders[id]);
             assert_eq!(view.tokens(), holder.tokens);
-            assert_eq!((view.reused(), view.claimed(), view.leased()), (holder.reused, holder.claimed, holder.depth()));
+            assert_eq!(
+                (view.reused(), view.claimed(), view.leased()),
+                (holder.reused, holder.claimed, holder.depth())
+            );
             assert_eq!(view.slots().collect::<Vec<u32>>(), holder.slots());
             assert_eq!(view.pages(), self.naive.pages_of(*id));
         }
         for (id, lease) in &self.leases {
-            assert_eq!(self.real.lease_depth(lease).unwrap(), self.naive.holders[id].depth());
-            assert_eq!(self.real.lease_pages(lease).unwrap(), self.naive.pages_of(*id));
-            assert_eq!(self.real.lease_state(lease).unwrap(), self.naive.lease_state(*id));
+            assert_eq!(
+                self.real.lease_depth(lease).unwrap(),
+                self.naive.holders[id].depth()
+            );
+            assert_eq!(
+                self.real.lease_pages(lease).unwrap(),
+                self.naive.pages_of(*id)
+            );
+            assert_eq!(
+                self.real.lease_state(lease).unwrap(),
+                self.naive.lease_state(*id)
+            );
         }
     }
 
@@ -500,21 +650,48 @@ impl Both {
         while !self.sequences.is_empty() {
             self.apply(&Op::Finish(0));
         }
-        self.leases.drain(..).for_each(|(id, _)| self.naive.finish(id));
-        self.pending.drain(..).for_each(|waiting| self.naive.drop_reserved(waiting.id));
+        self.leases
+            .drain(..)
+            .for_each(|(id, _)| self.naive.finish(id));
+        self.pending
+            .drain(..)
+            .for_each(|waiting| self.naive.drop_reserved(waiting.id));
         self.verify();
-        let pool = if by_page && self.naive.has_kv() { PoolKind::Kv } else { PoolKind::Checkpoint };
+        let pool = if by_page && self.naive.has_kv() {
+            PoolKind::Kv
+        } else {
+            PoolKind::Checkpoint
+        };
         while !self.naive.states.is_empty() {
             self.apply(&Op::Evict(pool, 1));
             self.verify();
         }
         self.take_freed();
         for pool in [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint] {
-            let Usage { capacity, free, held, evictable, pinned, retiring, outbox } = self.real.usage(pool);
+            let Usage {
+                capacity,
+                free,
+                held,
+                evictable,
+                pinned,
+                retiring,
+                outbox,
+            } = self.real.usage(pool);
             assert_eq!(held + evictable + pinned + retiring + outbox, 0, "{pool}");
-            assert!(free == capacity || free == 0, "{pool}: {free} of {capacity} are free");
+            assert!(
+                free == capacity || free == 0,
+                "{pool}: {free} of {capacity} are free"
+            );
         }
-        let engine = if self.config.kv.external { self.config.kv.capacity as usize } else { 0 };
-        assert_eq!(self.engine_free.len(), engine, "every page is back with the engine");
+        let engine = if self.config.kv.external {
+            self.config.kv.capacity as usize
+        } else {
+            0
+        };
+        assert_eq!(
+            self.engine_free.len(),
+            engine,
+            "every page is back with the engine"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Calls that break a rule: refused by its name, and nothing has changed. A handle that such a call consumes gives back
-//! what it held.
+//! Calls that break a rule: refused by its name, and nothing has changed. A handle that such a call
+//! consumes gives back what it held.
 
 use radixstate::{Cache, Error, Misuse, Namespace, PoolKind, StartOptions, Started};
 
@@ -19,7 +19,10 @@ impl Both {
 
     fn empty_prompt(&mut self) {
         let namespace = Namespace::default();
-        assert_eq!(self.real.lookup(&namespace, &[], None).unwrap_err(), Misuse::EmptyPrompt);
+        assert_eq!(
+            self.real.lookup(&namespace, &[], None).unwrap_err(),
+            Misuse::EmptyPrompt
+        );
         let started = self.real.start(&namespace, &[], StartOptions::default());
         assert_eq!(started.unwrap_err(), Error::Misuse(Misuse::EmptyPrompt));
     }
@@ -28,8 +31,12 @@ impl Both {
     fn other_cache(&mut self) {
         let mut other = Cache::new(self.config).expect("one of this configuration exists");
         let started = other.start(&Namespace::default(), &[0], StartOptions::default());
-        let Started { sequence, matched, .. } = started.expect("an empty cache has room for one token");
-        let lease = other.lease(&matched).expect("nothing happened since the lookup");
+        let Started {
+            sequence, matched, ..
+        } = started.expect("an empty cache has room for one token");
+        let lease = other
+            .lease(&matched)
+            .expect("nothing happened since the lookup");
         let wrong = || Error::Misuse(Misuse::WrongCache);
         let real = &mut self.real;
         assert_eq!(real.loaded(&sequence), Err(Misuse::WrongCache));
@@ -37,14 +44,21 @@ impl Both {
         assert_eq!(real.append(&sequence, &[0]), Err(Misuse::WrongCache));
         assert_eq!(real.shrink(&sequence), Err(Misuse::WrongCache));
         assert_eq!(real.take_slot(&sequence), Err(wrong()));
-        assert_eq!(real.reserve_checkpoint(&sequence, 0, 1).unwrap_err(), Misuse::WrongCache);
+        assert_eq!(
+            real.reserve_checkpoint(&sequence, 0, 1).unwrap_err(),
+            Misuse::WrongCache
+        );
         assert_eq!(real.lease(&matched).unwrap_err(), Misuse::WrongCache);
         assert_eq!(real.lease_loaded(&lease), Err(Misuse::WrongCache));
         assert_eq!(real.lease_pages(&lease), Err(Misuse::WrongCache));
         assert_eq!(real.reserve(&lease, &[]).unwrap_err(), Misuse::WrongCache);
         assert_eq!(real.finish(sequence), Err(Misuse::WrongCache));
         assert_eq!(real.release(lease), Err(Misuse::WrongCache));
-        assert_eq!(other.usage(PoolKind::Active).held, 0, "a refused handle ends in its own cache");
+        assert_eq!(
+            other.usage(PoolKind::Active).held,
+            0,
+            "a refused handle ends in its own cache"
+        );
     }
 
     /// A pending checkpoint with a sequence that did not reserve it.
@@ -68,12 +82,23 @@ impl Both {
         let at = pick(&self.pending, n).filter(|_| self.engine_owns_kv())?;
         let reserved = &self.naive.reserved[&self.pending[at].id];
         let leased = self.naive.holders.get(&reserved.owner)?.depth();
-        let (_, sequence) = self.sequences.iter().find(|(id, _)| *id == reserved.owner)?;
+        let (_, sequence) = self
+            .sequences
+            .iter()
+            .find(|(id, _)| *id == reserved.owner)?;
         let missing = reserved.tokens.len().saturating_sub(leased) / self.config.page_size as usize;
         let (pages, misuse) = self.spoil(self.engine_pages(missing)?, n);
         let Waiting { id, pending } = self.pending.swap_remove(at);
-        assert_eq!(self.real.check_commit_pages(sequence, &pages, &pending), Err(misuse.clone()));
-        assert_eq!(self.real.commit_pages(sequence, &pages, pending).unwrap_err(), misuse);
+        assert_eq!(
+            self.real.check_commit_pages(sequence, &pages, &pending),
+            Err(misuse.clone())
+        );
+        assert_eq!(
+            self.real
+                .commit_pages(sequence, &pages, pending)
+                .unwrap_err(),
+            misuse
+        );
         self.naive.drop_reserved(id);
         Some(())
     }
@@ -98,7 +123,14 @@ impl Both {
             _ => {
                 let expected = pages.len();
                 pages.push(outside);
-                (pages, Misuse::LengthMismatch { what: "pages", given: expected + 1, expected })
+                (
+                    pages,
+                    Misuse::LengthMismatch {
+                        what: "pages",
+                        given: expected + 1,
+                        expected,
+                    },
+                )
             }
         }
     }

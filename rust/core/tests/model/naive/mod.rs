@@ -1,8 +1,9 @@
 //! The simplest cache that obeys the rules: no compressed tree, no counters, no eviction order.
 //!
-//! Cached pages are keyed by their whole token prefix. What is pinned, evictable, next to go or left bare is worked out
-//! from its definition each time it is asked for. Slot ids are not predicted: the test passes in those that the real
-//! cache chose, and the model refuses an id that is in use.
+//! Cached pages are keyed by their whole token prefix. What is pinned, evictable, next to go or
+//! left bare is worked out from its definition each time it is asked for. Slot ids are not
+//! predicted: the test passes in those that the real cache chose, and the model refuses an id that
+//! is in use.
 
 mod operations;
 mod pools;
@@ -25,7 +26,12 @@ pub(crate) struct Prefix {
 
 impl Prefix {
     fn new(epoch: u64, namespace: &Namespace, tokens: &[u32]) -> Self {
-        Self { epoch, namespace: namespace.clone(), tokens: tokens.to_vec(), refused: Vec::new() }
+        Self {
+            epoch,
+            namespace: namespace.clone(),
+            tokens: tokens.to_vec(),
+            refused: Vec::new(),
+        }
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -33,7 +39,10 @@ impl Prefix {
     }
 
     pub(crate) fn starts_with(&self, other: &Self) -> bool {
-        let refused = self.refused.iter().filter(|(depth, _)| *depth < other.depth());
+        let refused = self
+            .refused
+            .iter()
+            .filter(|(depth, _)| *depth < other.depth());
         self.epoch == other.epoch
             && self.namespace == other.namespace
             && self.tokens.starts_with(&other.tokens)
@@ -141,7 +150,12 @@ pub(crate) struct Found {
 /// What a commit does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    Stored { depth: usize, step: Option<u64>, generation: u32, replaced: Range<usize> },
+    Stored {
+        depth: usize,
+        step: Option<u64>,
+        generation: u32,
+        replaced: Range<usize>,
+    },
     Skipped(Skip),
 }
 
@@ -176,7 +190,10 @@ pub(crate) struct Naive {
 impl Naive {
     pub(crate) fn new(config: Config) -> Self {
         let (page, stride) = (config.page_size as usize, config.checkpoint_stride as usize);
-        let legal = (1..).map(|n| n * page).find(|depth| depth.is_multiple_of(stride)).expect("an lcm exists");
+        let legal = (1..)
+            .map(|n| n * page)
+            .find(|depth| depth.is_multiple_of(stride))
+            .expect("an lcm exists");
         Self {
             config,
             page,
@@ -211,7 +228,11 @@ impl Naive {
     }
 
     fn pages_for(&self, tokens: usize) -> usize {
-        if self.allocates_kv() { tokens.div_ceil(self.page) } else { 0 }
+        if self.allocates_kv() {
+            tokens.div_ceil(self.page)
+        } else {
+            0
+        }
     }
 
     fn tick(&mut self) -> u64 {
@@ -221,9 +242,16 @@ impl Naive {
 
     /// Everything that keeps a path of the tree.
     fn paths(&self) -> impl Iterator<Item = &Prefix> {
-        let held = self.holders.values().filter_map(|holder| holder.holdings.path.as_ref());
-        let retiring = self.retiring.iter().filter_map(|(_, holdings)| holdings.path.as_ref());
-        held.chain(retiring).chain(self.writing.iter().map(|writing| &writing.path))
+        let held = self
+            .holders
+            .values()
+            .filter_map(|holder| holder.holdings.path.as_ref());
+        let retiring = self
+            .retiring
+            .iter()
+            .filter_map(|(_, holdings)| holdings.path.as_ref());
+        held.chain(retiring)
+            .chain(self.writing.iter().map(|writing| &writing.path))
     }
 
     fn is_pinned(&self, prefix: &Prefix) -> bool {
@@ -232,19 +260,35 @@ impl Naive {
 
     /// Whether a state is being loaded or written.
     fn is_busy(&self, serial: u64) -> bool {
-        let held = self.holders.values().filter_map(|holder| holder.holdings.reads);
-        let retiring = self.retiring.iter().filter_map(|(_, holdings)| holdings.reads);
-        held.chain(retiring).chain(self.writing.iter().map(|writing| writing.serial)).any(|busy| busy == serial)
+        let held = self
+            .holders
+            .values()
+            .filter_map(|holder| holder.holdings.reads);
+        let retiring = self
+            .retiring
+            .iter()
+            .filter_map(|(_, holdings)| holdings.reads);
+        held.chain(retiring)
+            .chain(self.writing.iter().map(|writing| writing.serial))
+            .any(|busy| busy == serial)
     }
 
-    /// Drops every page that no state and no pin needs, and every withdrawn state that nobody reads. Returns the pages.
+    /// Drops every page that no state and no pin needs, and every withdrawn state that nobody
+    /// reads. Returns the pages.
     fn sweep(&mut self) -> usize {
-        let needed =
-            |prefix: &&Prefix| self.is_pinned(prefix) || self.states.keys().any(|state| state.starts_with(prefix));
+        let needed = |prefix: &&Prefix| {
+            self.is_pinned(prefix) || self.states.keys().any(|state| state.starts_with(prefix))
+        };
         let (_, gone): (Vec<&Prefix>, Vec<&Prefix>) = self.pages.keys().partition(needed);
         let gone: Vec<Prefix> = gone.into_iter().cloned().collect();
-        let idle: Vec<u64> = self.withdrawn.keys().copied().filter(|&serial| !self.is_busy(serial)).collect();
-        idle.iter().for_each(|serial| _ = self.withdrawn.remove(serial));
+        let idle: Vec<u64> = self
+            .withdrawn
+            .keys()
+            .copied()
+            .filter(|&serial| !self.is_busy(serial))
+            .collect();
+        idle.iter()
+            .for_each(|serial| _ = self.withdrawn.remove(serial));
         for prefix in &gone {
             let Page { id, .. } = self.pages.remove(prefix).expect("it was listed above");
             if self.has_kv() && self.config.kv.external {
@@ -256,24 +300,36 @@ impl Naive {
 
     /// Takes a state away, with the pages that nothing else keeps.
     fn drop_state(&mut self, prefix: &Prefix) -> Freed {
-        let state = self.states.remove(prefix).expect("the caller saw a state here");
+        let state = self
+            .states
+            .remove(prefix)
+            .expect("the caller saw a state here");
         let busy = self.is_busy(state.serial);
         if busy {
             self.withdrawn.insert(state.serial, state.slot);
         }
-        Freed { kv: self.sweep(), checkpoints: usize::from(!busy) }
+        Freed {
+            kv: self.sweep(),
+            checkpoints: usize::from(!busy),
+        }
     }
 
     /// The idle state with the lowest stamp among those that `may` go.
     fn victim(&self, may: impl Fn(&Prefix) -> bool) -> Option<Prefix> {
-        let idle = self.states.iter().filter(|(prefix, state)| !self.is_busy(state.serial) && may(prefix));
-        idle.min_by_key(|(_, state)| state.stamp).map(|(prefix, _)| prefix.clone())
+        let idle = self
+            .states
+            .iter()
+            .filter(|(prefix, state)| !self.is_busy(state.serial) && may(prefix));
+        idle.min_by_key(|(_, state)| state.stamp)
+            .map(|(prefix, _)| prefix.clone())
     }
 
     fn evict_states(&mut self, n: usize) -> Freed {
         let mut freed = Freed::default();
         while freed.checkpoints < n {
-            let Some(victim) = self.victim(|_| true) else { break };
+            let Some(victim) = self.victim(|_| true) else {
+                break;
+            };
             freed += self.drop_state(&victim);
         }
         freed
@@ -282,8 +338,15 @@ impl Naive {
     fn evict_kv(&mut self, n: usize) -> Freed {
         let mut freed = Freed::default();
         while self.has_kv() && freed.kv < n {
-            let goes_on = |prefix: &Prefix| self.pages.keys().any(|page| page != prefix && page.starts_with(prefix));
-            let Some(victim) = self.victim(|prefix| !self.is_pinned(prefix) && !goes_on(prefix)) else { break };
+            let goes_on = |prefix: &Prefix| {
+                self.pages
+                    .keys()
+                    .any(|page| page != prefix && page.starts_with(prefix))
+            };
+            let Some(victim) = self.victim(|prefix| !self.is_pinned(prefix) && !goes_on(prefix))
+            else {
+                break;
+            };
             freed += self.drop_state(&victim);
         }
         freed

@@ -2,16 +2,28 @@
 
 use std::collections::btree_map::Entry;
 
-use radixstate::{Error, Freed, Misuse, Namespace, OutOfSlots, PoolKind, Reason, Shortage, Skip, StartOptions};
+use radixstate::{
+    Error, Freed, Misuse, Namespace, OutOfSlots, PoolKind, Reason, Shortage, Skip, StartOptions,
+};
 
-use super::{Found, Fresh, Holder, Holdings, Naive, Outcome, Page, Prefix, Reserved, State, Writing};
+use super::{
+    Found, Fresh, Holder, Holdings, Naive, Outcome, Page, Prefix, Reserved, State, Writing,
+};
 
 impl Naive {
-    pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], max_length: Option<usize>) -> Found {
+    pub(crate) fn find(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        max_length: Option<usize>,
+    ) -> Found {
         let limit = max_length.unwrap_or(usize::MAX).min(tokens.len() - 1);
         let at = |depth: usize| Prefix::new(self.epoch, namespace, &tokens[..depth]);
         let whole_pages = (1..=tokens.len() / self.page).map(|n| n * self.page);
-        let kv_length = whole_pages.take_while(|&depth| self.pages.contains_key(&at(depth))).last().unwrap_or(0);
+        let kv_length = whole_pages
+            .take_while(|&depth| self.pages.contains_key(&at(depth)))
+            .last()
+            .unwrap_or(0);
         let reach = kv_length.min(limit);
         let passed = || (1..=reach).filter_map(|depth| Some((depth, self.states.get(&at(depth))?)));
         let deepest = passed().rfind(|(_, state)| state.ready);
@@ -31,10 +43,19 @@ impl Naive {
         let helps = useful > length && !self.states.contains_key(&at(useful));
         let generation = deepest.map_or(0, |(_, state)| state.generation);
         let state = deepest.map(|(_, state)| (state.slot, state.serial));
-        Found { length, kv_length, branch: helps.then_some(useful), reason, generation, state, epoch: self.epoch }
+        Found {
+            length,
+            kv_length,
+            branch: helps.then_some(useful),
+            reason,
+            generation,
+            state,
+            epoch: self.epoch,
+        }
     }
 
-    /// `fresh` is what the real cache handed out; it counts for nothing when the model finds a shortage.
+    /// `fresh` is what the real cache handed out; it counts for nothing when the model finds a
+    /// shortage.
     pub(crate) fn start(
         &mut self,
         id: u64,
@@ -47,12 +68,26 @@ impl Naive {
         if options.no_read {
             let epoch = self.epoch;
             let reason = Reason::NoPrefix;
-            found = Found { length: 0, kv_length: 0, branch: None, reason, generation: 0, state: None, epoch };
+            found = Found {
+                length: 0,
+                kv_length: 0,
+                branch: None,
+                reason,
+                generation: 0,
+                state: None,
+                epoch,
+            };
         }
         let reserve = options.reserve.unwrap_or(tokens.len());
         self.feasible(reserve.max(tokens.len()))?;
         if !self.config.active.external && self.usage(PoolKind::Active).free == 0 {
-            return Err(OutOfSlots { pool: PoolKind::Active, wanted: 1, free: 0, evictable: 0 }.into());
+            return Err(OutOfSlots {
+                pool: PoolKind::Active,
+                wanted: 1,
+                free: 0,
+                evictable: 0,
+            }
+            .into());
         }
         let claimed = reserve.max(found.length);
         let holder = Holder {
@@ -67,12 +102,19 @@ impl Naive {
             generation: found.generation,
         };
         self.holders.insert(id, holder);
-        if let Err(short) = self.claim(id, self.pages_for(claimed) - self.pages_for(found.length), fresh.pages) {
+        if let Err(short) = self.claim(
+            id,
+            self.pages_for(claimed) - self.pages_for(found.length),
+            fresh.pages,
+        ) {
             self.holders.remove(&id);
             return Err(short.into());
         }
         self.expect_unused(PoolKind::Active, &fresh.active);
-        assert_eq!(fresh.active.len(), usize::from(!self.config.active.external));
+        assert_eq!(
+            fresh.active.len(),
+            usize::from(!self.config.active.external)
+        );
         self.holder_mut(id).holdings.active = fresh.active;
         self.stats.starts += 1;
         if !options.no_read {
@@ -91,7 +133,10 @@ impl Naive {
         if found.epoch != self.epoch {
             return Err(Misuse::Stale("the cache was reset after the lookup"));
         }
-        if found.state.is_some_and(|(_, serial)| self.states.values().all(|state| state.serial != serial)) {
+        if found
+            .state
+            .is_some_and(|(_, serial)| self.states.values().all(|state| state.serial != serial))
+        {
             return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
         }
         let holder = Holder {
@@ -113,13 +158,20 @@ impl Naive {
     /// The checkpoint slot that a lease still reads.
     pub(crate) fn lease_state(&self, id: u64) -> Option<u32> {
         let serial = self.holders[&id].holdings.reads?;
-        let cached = self.states.values().find(|state| state.serial == serial).map(|state| state.slot);
+        let cached = self
+            .states
+            .values()
+            .find(|state| state.serial == serial)
+            .map(|state| state.slot);
         cached.or_else(|| self.withdrawn.get(&serial).copied())
     }
 
     pub(crate) fn lease_loaded(&mut self, id: u64) {
         let reads = self.holder_mut(id).holdings.reads.take();
-        self.give_back(Holdings { reads, ..Holdings::default() });
+        self.give_back(Holdings {
+            reads,
+            ..Holdings::default()
+        });
     }
 
     pub(crate) fn loaded(&mut self, id: u64) -> Result<(), Misuse> {
@@ -155,16 +207,29 @@ impl Naive {
         let holder = self.holder_mut(id);
         holder.claimed = written;
         let pages = holder.holdings.pages.split_off(keep);
-        self.give_back(Holdings { pages, ..Holdings::default() });
+        self.give_back(Holdings {
+            pages,
+            ..Holdings::default()
+        });
     }
 
     pub(crate) fn take_slot(&mut self, id: u64, fresh: Option<u32>) -> Result<(), Error> {
         if self.config.active.external {
-            return Err(Misuse::PoolMode("the engine allocates active slots: take one there").into());
+            return Err(
+                Misuse::PoolMode("the engine allocates active slots: take one there").into(),
+            );
         }
-        let (wanted, capacity) = (self.holders[&id].slots().len() + 1, self.config.active.capacity as usize);
+        let (wanted, capacity) = (
+            self.holders[&id].slots().len() + 1,
+            self.config.active.capacity as usize,
+        );
         if wanted > capacity {
-            return Err(Shortage::NeverFits { pool: PoolKind::Active, wanted, capacity }.into());
+            return Err(Shortage::NeverFits {
+                pool: PoolKind::Active,
+                wanted,
+                capacity,
+            }
+            .into());
         }
         self.shortfall(PoolKind::Active, 1)?;
         let slot = fresh.expect("an active slot is free");
@@ -177,31 +242,64 @@ impl Naive {
         self.check_depth(depth)?;
         let holder = &self.holders[&id];
         let range = 1..=self.config.active.capacity;
-        let known =
-            if self.config.active.external { range.contains(&source) } else { holder.slots().contains(&source) };
+        let known = if self.config.active.external {
+            range.contains(&source)
+        } else {
+            holder.slots().contains(&source)
+        };
         if depth > holder.written() {
-            return Err(Misuse::DepthPastEnd { depth, end: holder.written() });
+            return Err(Misuse::DepthPastEnd {
+                depth,
+                end: holder.written(),
+            });
         }
         if !known {
             return Err(Misuse::NotYourSlot { slot: source });
         }
-        if holder.loaded { Ok(()) } else { Err(Misuse::NotLoaded) }
+        if holder.loaded {
+            Ok(())
+        } else {
+            Err(Misuse::NotLoaded)
+        }
     }
 
     pub(crate) fn check_depth(&self, depth: usize) -> Result<(), Misuse> {
         let legal = self.legal;
-        if depth.is_multiple_of(legal) { Ok(()) } else { Err(Misuse::Unaligned { depth, legal }) }
+        if depth.is_multiple_of(legal) {
+            Ok(())
+        } else {
+            Err(Misuse::Unaligned { depth, legal })
+        }
     }
 
     /// A lease may have moved down another path since `tokens` were reserved for it.
     pub(crate) fn check_prefix(&self, owner: u64, tokens: &[u32]) -> Result<(), Misuse> {
-        let Some(path) = self.holders[&owner].holdings.path() else { return Ok(()) };
-        let agrees = path.tokens.iter().zip(tokens).all(|(leased, given)| leased == given);
-        if agrees { Ok(()) } else { Err(Misuse::PrefixMismatch { leased: path.depth() }) }
+        let Some(path) = self.holders[&owner].holdings.path() else {
+            return Ok(());
+        };
+        let agrees = path
+            .tokens
+            .iter()
+            .zip(tokens)
+            .all(|(leased, given)| leased == given);
+        if agrees {
+            Ok(())
+        } else {
+            Err(Misuse::PrefixMismatch {
+                leased: path.depth(),
+            })
+        }
     }
 
-    /// Reserves for a holder whose arguments were checked. `slot` is the real cache's choice, `None` if it skipped.
-    pub(crate) fn reserve(&mut self, id: u64, owner: u64, tokens: &[u32], slot: Option<u32>) -> Result<(), Skip> {
+    /// Reserves for a holder whose arguments were checked. `slot` is the real cache's choice,
+    /// `None` if it skipped.
+    pub(crate) fn reserve(
+        &mut self,
+        id: u64,
+        owner: u64,
+        tokens: &[u32],
+        slot: Option<u32>,
+    ) -> Result<(), Skip> {
         let holder = &self.holders[&owner];
         if holder.no_store {
             self.stats.refusals.no_store += 1;
@@ -229,19 +327,41 @@ impl Naive {
         }
         let slot = slot.expect("there is room");
         self.expect_unused(PoolKind::Checkpoint, &[slot]);
-        self.reserved.insert(id, Reserved { owner, tokens: tokens.to_vec(), slot });
+        self.reserved.insert(
+            id,
+            Reserved {
+                owner,
+                tokens: tokens.to_vec(),
+                slot,
+            },
+        );
         Ok(())
     }
 
-    /// Publishes a reservation. `given` are the engine's pages past the holder's depth, or none: then a sequence's own
-    /// pages are published. `serial` is the real cache's name for the store. Also returns the duplicates that stay the
-    /// engine's.
-    pub(crate) fn publish(&mut self, id: u64, given: Option<&[u32]>, serial: Option<u64>) -> (Outcome, Vec<u32>) {
-        let Reserved { owner, tokens, slot } = self.reserved.remove(&id).expect("the test names a live reservation");
+    /// Publishes a reservation. `given` are the engine's pages past the holder's depth, or none:
+    /// then a sequence's own pages are published. `serial` is the real cache's name for the
+    /// store. Also returns the duplicates that stay the engine's.
+    pub(crate) fn publish(
+        &mut self,
+        id: u64,
+        given: Option<&[u32]>,
+        serial: Option<u64>,
+    ) -> (Outcome, Vec<u32>) {
+        let Reserved {
+            owner,
+            tokens,
+            slot,
+        } = self
+            .reserved
+            .remove(&id)
+            .expect("the test names a live reservation");
         let prefix = match self.current(owner, &tokens) {
             Ok(prefix) => prefix,
             Err(skip) => {
-                self.give_back(Holdings { state: Some(slot), ..Holdings::default() });
+                self.give_back(Holdings {
+                    state: Some(slot),
+                    ..Holdings::default()
+                });
                 return (Outcome::Skipped(skip), Vec::new());
             }
         };
@@ -249,17 +369,29 @@ impl Naive {
         let pages = given.map_or_else(|| self.own_pages(owner, tokens.len()), <[u32]>::to_vec);
         let brought = self.pages_end(&prefix);
         let duplicates = self.place(&prefix, leased, &pages, serial);
-        let replaced = if duplicates.is_empty() { 0..0 } else { leased..leased + duplicates.len() * self.page };
+        let replaced = if duplicates.is_empty() {
+            0..0
+        } else {
+            leased..leased + duplicates.len() * self.page
+        };
         let outcome = if self.states.contains_key(&prefix) {
             self.stats.duplicates += 1;
-            self.give_back(Holdings { state: Some(slot), ..Holdings::default() });
+            self.give_back(Holdings {
+                state: Some(slot),
+                ..Holdings::default()
+            });
             Outcome::Skipped(Skip::Duplicate)
         } else {
             let generation = self.holders[&owner].generation + 1;
             let serial = serial.expect("it was stored");
             self.stores.insert(serial, (prefix.clone(), brought));
             self.store(&prefix, slot, serial, generation);
-            Outcome::Stored { depth: tokens.len(), step: self.outstanding.last().copied(), generation, replaced }
+            Outcome::Stored {
+                depth: tokens.len(),
+                step: self.outstanding.last().copied(),
+                generation,
+                replaced,
+            }
         };
         if tokens.len() > leased {
             self.holder_mut(owner).holdings.path = Some(prefix);
@@ -267,7 +399,10 @@ impl Naive {
         if given.is_some() {
             return (outcome, duplicates);
         }
-        self.give_back(Holdings { pages: duplicates, ..Holdings::default() });
+        self.give_back(Holdings {
+            pages: duplicates,
+            ..Holdings::default()
+        });
         (outcome, Vec::new())
     }
 
@@ -282,13 +417,20 @@ impl Naive {
     }
 
     fn holder_mut(&mut self, id: u64) -> &mut Holder {
-        self.holders.get_mut(&id).expect("the test names a live holder")
+        self.holders
+            .get_mut(&id)
+            .expect("the test names a live holder")
     }
 
     /// Pins on what was found.
     fn read(&self, namespace: &Namespace, tokens: &[u32], found: &Found) -> Holdings {
-        let path = (found.length > 0).then(|| Prefix::new(self.epoch, namespace, &tokens[..found.length]));
-        Holdings { path, reads: found.state.map(|(_, serial)| serial), ..Holdings::default() }
+        let path =
+            (found.length > 0).then(|| Prefix::new(self.epoch, namespace, &tokens[..found.length]));
+        Holdings {
+            path,
+            reads: found.state.map(|(_, serial)| serial),
+            ..Holdings::default()
+        }
     }
 
     /// Counts a use, and makes the consumed checkpoint, and no other, the most recent.
@@ -305,7 +447,10 @@ impl Naive {
         stats.kv_matched_tokens += found.kv_length as u64;
         let stamp = self.tick();
         if let Some((_, serial)) = found.state {
-            let state = self.states.values_mut().find(|state| state.serial == serial);
+            let state = self
+                .states
+                .values_mut()
+                .find(|state| state.serial == serial);
             state.expect("what was found is cached").stamp = stamp;
         }
     }
@@ -313,10 +458,18 @@ impl Naive {
     fn feasible(&self, tokens: usize) -> Result<(), Shortage> {
         let (wanted, capacity) = (self.pages_for(tokens), self.config.kv.capacity as usize);
         if wanted > capacity {
-            return Err(Shortage::NeverFits { pool: PoolKind::Kv, wanted, capacity });
+            return Err(Shortage::NeverFits {
+                pool: PoolKind::Kv,
+                wanted,
+                capacity,
+            });
         }
         if !self.config.active.external && self.config.active.capacity == 0 {
-            return Err(Shortage::NeverFits { pool: PoolKind::Active, wanted: 1, capacity: 0 });
+            return Err(Shortage::NeverFits {
+                pool: PoolKind::Active,
+                wanted: 1,
+                capacity: 0,
+            });
         }
         Ok(())
     }
@@ -335,7 +488,10 @@ impl Naive {
 
     fn current(&mut self, owner: u64, tokens: &[u32]) -> Result<Prefix, Skip> {
         let holder = &self.holders[&owner];
-        let refused = holder.holdings.path().is_some_and(|path| !path.refused.is_empty());
+        let refused = holder
+            .holdings
+            .path()
+            .is_some_and(|path| !path.refused.is_empty());
         if holder.epoch != self.epoch || refused {
             self.stats.refusals.reset += 1;
             return Err(Skip::Reset);
@@ -352,21 +508,38 @@ impl Naive {
 
     /// Up to which depth the pages of `prefix` are cached.
     fn pages_end(&self, prefix: &Prefix) -> usize {
-        self.pages.keys().filter(|page| prefix.starts_with(page)).map(Prefix::depth).max().unwrap_or(0)
+        self.pages
+            .keys()
+            .filter(|page| prefix.starts_with(page))
+            .map(Prefix::depth)
+            .max()
+            .unwrap_or(0)
     }
 
-    /// Caches every page of `prefix`; those past `leased` come from `pages`, with the store `serial`. Returns the ones
-    /// cached already.
-    fn place(&mut self, prefix: &Prefix, leased: usize, pages: &[u32], serial: Option<u64>) -> Vec<u32> {
+    /// Caches every page of `prefix`; those past `leased` come from `pages`, with the store
+    /// `serial`. Returns the ones cached already.
+    fn place(
+        &mut self,
+        prefix: &Prefix,
+        leased: usize,
+        pages: &[u32],
+        serial: Option<u64>,
+    ) -> Vec<u32> {
         let mut duplicates = Vec::new();
-        for (n, depth) in (leased + self.page..=prefix.depth()).step_by(self.page).enumerate() {
+        for (n, depth) in (leased + self.page..=prefix.depth())
+            .step_by(self.page)
+            .enumerate()
+        {
             let page = Prefix::new(prefix.epoch, &prefix.namespace, &prefix.tokens[..depth]);
             let id = pages.get(n).copied();
             match self.pages.entry(page) {
                 Entry::Occupied(_) => duplicates.extend(id),
                 Entry::Vacant(vacant) => {
                     let serial = serial.expect("what brings pages is stored");
-                    vacant.insert(Page { id: id.unwrap_or(0), serial });
+                    vacant.insert(Page {
+                        id: id.unwrap_or(0),
+                        serial,
+                    });
                 }
             }
         }
@@ -376,9 +549,22 @@ impl Naive {
     fn store(&mut self, prefix: &Prefix, slot: u32, serial: u64, generation: u32) {
         let stamp = self.tick();
         let step = self.outstanding.last().copied();
-        self.states.insert(prefix.clone(), State { slot, serial, stamp, ready: step.is_none(), generation });
+        self.states.insert(
+            prefix.clone(),
+            State {
+                slot,
+                serial,
+                stamp,
+                ready: step.is_none(),
+                generation,
+            },
+        );
         if let Some(step) = step {
-            self.writing.push(Writing { step, path: prefix.clone(), serial });
+            self.writing.push(Writing {
+                step,
+                path: prefix.clone(),
+                serial,
+            });
         }
         self.stats.stored += 1;
     }

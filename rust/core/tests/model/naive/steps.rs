@@ -13,7 +13,10 @@ impl Naive {
 
     pub(crate) fn retire_step(&mut self, step: u64, refused: &[u64]) -> Result<(), Misuse> {
         if step == 0 || step > self.newest {
-            return Err(Misuse::UnknownStep { step, newest: self.newest });
+            return Err(Misuse::UnknownStep {
+                step,
+                newest: self.newest,
+            });
         }
         if !self.outstanding.remove(&step) {
             return Ok(());
@@ -21,24 +24,44 @@ impl Naive {
         refused.iter().for_each(|&serial| self.refuse(serial));
         let unretired = self.outstanding.first().copied();
         let out = |step: u64| unretired.is_some_and(|oldest| oldest <= step);
-        let written: Vec<u64> = self.writing.iter().filter(|w| !out(w.step)).map(|w| w.serial).collect();
+        let written: Vec<u64> = self
+            .writing
+            .iter()
+            .filter(|w| !out(w.step))
+            .map(|w| w.serial)
+            .collect();
         self.writing.retain(|writing| out(writing.step));
-        self.states.values_mut().filter(|state| written.contains(&state.serial)).for_each(|state| state.ready = true);
+        self.states
+            .values_mut()
+            .filter(|state| written.contains(&state.serial))
+            .for_each(|state| state.ready = true);
         self.retiring.retain(|&(newest, _)| out(newest));
         self.sweep();
         Ok(())
     }
 
-    /// Drops a state. If its store brought pages and the last of them is still there, they are refused with it, and
-    /// every state whose path they lie on.
+    /// Drops a state. If its store brought pages and the last of them is still there, they are
+    /// refused with it, and every state whose path they lie on.
     pub(crate) fn refuse(&mut self, serial: u64) {
         let (prefix, brought) = self.stores[&serial].clone();
-        let still = self.pages.get(&prefix).is_some_and(|page| page.serial == serial) && prefix.epoch == self.epoch;
+        let still = self
+            .pages
+            .get(&prefix)
+            .is_some_and(|page| page.serial == serial)
+            && prefix.epoch == self.epoch;
         let gone: Vec<Prefix> = if still && self.has_kv() {
             self.hide(&prefix, brought, serial);
-            self.states.keys().filter(|state| state.refused.iter().any(|&(_, by)| by == serial)).cloned().collect()
+            self.states
+                .keys()
+                .filter(|state| state.refused.iter().any(|&(_, by)| by == serial))
+                .cloned()
+                .collect()
         } else {
-            self.states.iter().filter(|(_, state)| state.serial == serial).map(|(prefix, _)| prefix.clone()).collect()
+            self.states
+                .iter()
+                .filter(|(_, state)| state.serial == serial)
+                .map(|(prefix, _)| prefix.clone())
+                .collect()
         };
         self.stats.refusals.non_finite += gone.len() as u64;
         gone.iter().for_each(|prefix| _ = self.drop_state(prefix));
@@ -46,7 +69,11 @@ impl Naive {
 
     /// Marks whatever is on the path of `prefix` past `depth`, or beyond it.
     fn hide(&mut self, prefix: &Prefix, depth: usize, serial: u64) {
-        let first = Prefix::new(prefix.epoch, &prefix.namespace, &prefix.tokens[..depth + self.page]);
+        let first = Prefix::new(
+            prefix.epoch,
+            &prefix.namespace,
+            &prefix.tokens[..depth + self.page],
+        );
         let hide = |path: &mut Prefix| {
             if path.starts_with(&first) {
                 path.refused.push((depth, serial));
@@ -57,11 +84,25 @@ impl Naive {
             hide(&mut path);
             path
         };
-        self.pages = std::mem::take(&mut self.pages).into_iter().map(|(path, page)| (hidden(path), page)).collect();
-        self.states = std::mem::take(&mut self.states).into_iter().map(|(path, state)| (hidden(path), state)).collect();
-        self.holders.values_mut().filter_map(|holder| holder.holdings.path.as_mut()).for_each(hide);
-        self.retiring.iter_mut().filter_map(|(_, holdings)| holdings.path.as_mut()).for_each(hide);
-        self.writing.iter_mut().for_each(|writing| hide(&mut writing.path));
+        self.pages = std::mem::take(&mut self.pages)
+            .into_iter()
+            .map(|(path, page)| (hidden(path), page))
+            .collect();
+        self.states = std::mem::take(&mut self.states)
+            .into_iter()
+            .map(|(path, state)| (hidden(path), state))
+            .collect();
+        self.holders
+            .values_mut()
+            .filter_map(|holder| holder.holdings.path.as_mut())
+            .for_each(hide);
+        self.retiring
+            .iter_mut()
+            .filter_map(|(_, holdings)| holdings.path.as_mut())
+            .for_each(hide);
+        self.writing
+            .iter_mut()
+            .for_each(|writing| hide(&mut writing.path));
     }
 
     pub(crate) fn reset(&mut self) {
@@ -75,17 +116,30 @@ impl Naive {
     }
 
     pub(crate) fn take_freed(&mut self, pool: PoolKind) -> Vec<u32> {
-        if pool == PoolKind::Kv { std::mem::take(&mut self.outbox) } else { Vec::new() }
+        if pool == PoolKind::Kv {
+            std::mem::take(&mut self.outbox)
+        } else {
+            Vec::new()
+        }
     }
 
     pub(crate) fn finish(&mut self, holder: u64) {
-        let holder = self.holders.remove(&holder).expect("the test names a live holder");
+        let holder = self
+            .holders
+            .remove(&holder)
+            .expect("the test names a live holder");
         self.give_back(holder.holdings);
     }
 
     pub(crate) fn drop_reserved(&mut self, reserved: u64) {
-        let reserved = self.reserved.remove(&reserved).expect("the test names a live reservation");
-        self.give_back(Holdings { state: Some(reserved.slot), ..Holdings::default() });
+        let reserved = self
+            .reserved
+            .remove(&reserved)
+            .expect("the test names a live reservation");
+        self.give_back(Holdings {
+            state: Some(reserved.slot),
+            ..Holdings::default()
+        });
     }
 
     /// What an owner gives back waits while any step is out.
