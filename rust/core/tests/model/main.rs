@@ -7,5 +7,6 @@ mod decode;
 mod naive;
 mod ops;
 mod proptests;
+mod recorded;
 mod replay;
 mod soak;

@@ -36,7 +36,7 @@ fn hash(value: impl Hash) -> u64 {
 }
 
 /// More bytes than one operation takes.
-fn draw(seed: u64, step: usize) -> [u8; 16] {
+pub(crate) fn draw(seed: u64, step: usize) -> [u8; 16] {
     (u128::from(hash((seed, step))) << 64 | u128::from(hash((step, seed)))).to_le_bytes()
 }
 
