@@ -5,12 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use radixstate::{Config, PoolConfig, PoolKind, SequenceView};
+use radixstate::{Config, Outcome, PoolConfig, PoolKind, SequenceView};
 
 use crate::counters::{Freed, Stats, Usage};
 use crate::errors::{Class, Failure, Result};
 use crate::fork;
-use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle};
+use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle, Step};
 use crate::number::Number;
 use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default, start_options};
 use crate::results::{
@@ -65,18 +65,28 @@ impl Cache {
     /// Calls an operation of the core with tokens, read in place.
     ///
     /// `call` is one operation of the core: it runs no Python code.
-    fn call_with<T, E>(
+    fn ask_with<T>(
         &self,
         _attached: Python<'_>,
+        tokens: &Tokens,
+        call: impl FnOnce(&mut radixstate::Cache, &[u32]) -> T,
+    ) -> Result<T> {
+        // SAFETY: `_attached` proves that this thread is attached; the slice ends with `call`,
+        // which neither detaches nor runs Python code.
+        self.ask(|core| call(core, unsafe { tokens.as_slice() }))
+    }
+
+    /// The same for an operation that can fail.
+    fn call_with<T, E>(
+        &self,
+        attached: Python<'_>,
         tokens: &Tokens,
         call: impl FnOnce(&mut radixstate::Cache, &[u32]) -> std::result::Result<T, E>,
     ) -> Result<T>
     where
         Failure: From<E>,
     {
-        // SAFETY: `_attached` proves that this thread is attached; the slice ends with `call`,
-        // which neither detaches nor runs Python code.
-        self.call(|core| call(core, unsafe { tokens.as_slice() }))
+        Ok(self.ask_with(attached, tokens, call)??)
     }
 
     fn view<T>(
@@ -87,6 +97,15 @@ impl Cache {
         sequence
             .0
             .read(|sequence| self.call(|core| core.view(sequence).map(read)))
+    }
+}
+
+/// Says of a pending checkpoint whether its state is known to be finite.
+fn with_proof(pending: radixstate::Pending, proven: bool) -> radixstate::Pending {
+    if proven {
+        pending.proven()
+    } else {
+        pending.unproven()
     }
 }
 
@@ -336,7 +355,7 @@ impl Cache {
 
     /// Asks, before anything is evicted for it, whether `reserve_checkpoint` is allowed. Raises
     /// what it would raise.
-    fn check_checkpoint(
+    fn can_checkpoint(
         &self,
         sequence: &SequenceHandle,
         depth: Number<usize>,
@@ -348,7 +367,7 @@ impl Cache {
         );
         sequence
             .0
-            .read(|sequence| self.call(|core| core.check_checkpoint(sequence, depth, source)))
+            .read(|sequence| self.call(|core| core.can_checkpoint(sequence, depth, source)))
     }
 
     /// Takes a checkpoint slot for the state in active slot `source`, which its writer says has
@@ -376,40 +395,45 @@ impl Cache {
     ///
     /// Raises NotYourPendingError; PoolModeError with an external KV pool. An error consumes
     /// nothing.
-    fn commit(&self, sequence: &SequenceHandle, pending: &PendingHandle) -> Result<Committed> {
+    #[pyo3(signature = (sequence, pending, *, proven=true))]
+    fn commit(
+        &self,
+        sequence: &SequenceHandle,
+        pending: &PendingHandle,
+        proven: bool,
+    ) -> Result<Committed> {
         let commit = sequence.0.read(|sequence| {
-            let check = |pending: &_| self.call(|core| core.check_commit(sequence, pending));
-            pending.pending.consume(check, |pending| {
-                self.call(|core| core.commit(sequence, pending))
+            pending.pending.publish(|pending| {
+                let pending = with_proof(pending, proven);
+                self.ask(|core| core.commit(sequence, pending))
             })
         })?;
         Ok(commit.into())
     }
 
     /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and
-    /// it is counted.
+    /// it is counted. An error consumes nothing.
     fn discard(&self, pending: &PendingHandle) -> Result<Skipped> {
-        let check = |pending: &_| self.call(|core| core.check_pending(pending));
         pending
             .pending
-            .consume(check, |pending| self.call(|core| core.discard(pending)))
+            .publish(|pending| self.ask(|core| core.discard(pending)))
             .map(Skipped)
     }
 
     /// `commit` for a sequence whose KV pages are the engine's. See `publish`.
+    #[pyo3(signature = (sequence, pages, pending, *, proven=true))]
     fn commit_pages(
         &self,
         py: Python<'_>,
         sequence: &SequenceHandle,
         pages: Pages,
         pending: &PendingHandle,
+        proven: bool,
     ) -> Result<Published> {
         let published = sequence.0.read(|sequence| {
-            let check = |pending: &_| {
-                self.call(|core| core.check_commit_pages(sequence, &pages.0, pending))
-            };
-            pending.pending.consume(check, |pending| {
-                self.call(|core| core.commit_pages(sequence, &pages.0, pending))
+            pending.pending.publish(|pending| {
+                let pending = with_proof(pending, proven);
+                self.ask(|core| core.commit_pages(sequence, &pages.0, pending))
             })
         })?;
         Published::new(py, published)
@@ -504,7 +528,7 @@ impl Cache {
     ///
     /// Raises UnalignedError, PrefixMismatchError, LengthMismatchError, PageOwnershipError,
     /// PoolModeError.
-    fn check_publish(
+    fn can_publish(
         &self,
         py: Python<'_>,
         lease: &LeaseHandle,
@@ -513,7 +537,7 @@ impl Cache {
     ) -> Result<()> {
         lease.0.read(|lease| {
             self.call_with(py, &tokens, |core, tokens| {
-                core.check_publish(lease, tokens, &pages.0, None)
+                core.can_publish(lease, tokens, &pages.0)
             })
         })
     }
@@ -524,6 +548,7 @@ impl Cache {
     ///
     /// Raises LengthMismatchError, PageOwnershipError, PrefixMismatchError, NotYourPendingError;
     /// PoolModeError with an internal KV pool. An error consumes nothing.
+    #[pyo3(signature = (lease, tokens, pages, pending, *, proven=true))]
     fn publish(
         &self,
         py: Python<'_>,
@@ -531,15 +556,12 @@ impl Cache {
         tokens: Tokens,
         pages: Pages,
         pending: &PendingHandle,
+        proven: bool,
     ) -> Result<Published> {
         let published = lease.0.read(|lease| {
-            let check = |pending: &_| {
-                self.call_with(py, &tokens, |core, tokens| {
-                    core.check_publish(lease, tokens, &pages.0, Some(pending))
-                })
-            };
-            pending.pending.consume(check, |pending| {
-                self.call_with(py, &tokens, |core, tokens| {
+            pending.pending.publish(|pending| {
+                let pending = with_proof(pending, proven);
+                self.ask_with(py, &tokens, |core, tokens| {
                     core.publish(lease, tokens, &pages.0, pending)
                 })
             })
@@ -560,8 +582,9 @@ impl Cache {
     }
 
     /// Declares a step: work that may touch what running sequences hold, until `retire_step`.
-    fn begin_step(&self) -> Result<u64> {
-        self.ask(radixstate::Cache::begin_step)
+    /// Dropping the step earlier cancels it.
+    fn begin_step(&self) -> Result<Step> {
+        self.ask(radixstate::Cache::begin_step).map(Step)
     }
 
     /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused`
@@ -578,6 +601,35 @@ impl Cache {
             .map(|stored| stored.get().0.clone())
             .collect();
         self.call(|core| core.retire_step(step, &refused))
+    }
+
+    /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
+    /// withdrawn. Repeating it changes nothing.
+    ///
+    /// Raises UnknownStepError.
+    fn cancel_step(&self, step: Number<u64>) -> Result<()> {
+        let step = step.named_or(Class::UnknownStep, "step")?;
+        self.call(|core| core.cancel_step(step))
+    }
+
+    /// It is known now whether the state is finite that `Stored.ticket` is for. Until then the
+    /// checkpoint can't be hit, and nothing that was stored after it. Repeating it changes nothing.
+    ///
+    /// Raises UnknownStepError.
+    fn complete(&self, ticket: Number<u64>, finite: bool) -> Result<()> {
+        let ticket = ticket.named_or(Class::UnknownStep, "ticket")?;
+        let outcome = if finite {
+            Outcome::Done
+        } else {
+            Outcome::Failed
+        };
+        self.call(|core| core.complete(ticket, outcome))
+    }
+
+    /// Draws every prefix that lookups can reach: a line for each node, with the depths of its run,
+    /// and the state at its end.
+    fn draw(&self) -> Result<String> {
+        self.ask(radixstate::Cache::draw)
     }
 
     /// Withdraws a checkpoint whose content turned out not to be finite, with the pages that the

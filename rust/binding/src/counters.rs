@@ -121,6 +121,8 @@ record! {
         reset: u64,
         /// Nothing to cache at depth 0.
         not_aligned: u64,
+        /// Pages on its path were still being written by another request.
+        not_ready: u64,
         /// The writer found a value that is not finite, or the checkpoint stood on pages that came with such a one.
         non_finite: u64,
     }

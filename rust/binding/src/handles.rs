@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use radixstate::{Lease, Pending, Sequence};
+use radixstate::{Lease, Pending, Rejected, Sequence};
 
 use crate::errors::{Class, Failure, Result};
 
@@ -54,6 +54,24 @@ impl<T> Owned<T> {
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
         // A panic of the core is caught before it gets here; the option is whole at every moment.
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Owned<Pending> {
+    /// Gives the pending checkpoint to `call`; one that is rejected stays here.
+    pub(crate) fn publish<R>(
+        &self,
+        call: impl FnOnce(Pending) -> Result<std::result::Result<R, Rejected>>,
+    ) -> Result<R> {
+        let mut held = self.lock();
+        let pending = held.take().ok_or_else(|| self.gone())?;
+        match call(pending)? {
+            Ok(published) => Ok(published),
+            Err(Rejected { why, pending }) => {
+                *held = Some(pending);
+                Err(why.into())
+            }
+        }
     }
 }
 
@@ -146,6 +164,38 @@ impl PendingHandle {
     }
 }
 
+/// Work in flight, until it is retired. It counts as its number. Dropping it earlier cancels it: a
+/// step that nobody reported is not known to have written anything.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct Step(pub(crate) radixstate::Step);
+
+#[pymethods]
+impl Step {
+    /// Its number; later steps have higher ones.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.0.id()
+    }
+
+    fn __index__(&self) -> u64 {
+        self.0.id()
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other
+            .extract::<u64>()
+            .is_ok_and(|other| other == self.0.id())
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.0.id()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Step({})", self.0.id())
+    }
+}
+
 fn python_bool(value: bool) -> &'static str {
     if value { "True" } else { "False" }
 }
@@ -154,5 +204,6 @@ fn python_bool(value: bool) -> &'static str {
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SequenceHandle>()?;
     module.add_class::<LeaseHandle>()?;
-    module.add_class::<PendingHandle>()
+    module.add_class::<PendingHandle>()?;
+    module.add_class::<Step>()
 }

@@ -156,6 +156,13 @@ impl Stored {
         self.0.step
     }
 
+    /// The ticket to `complete` when it is known whether the state is finite, or None: it was
+    /// committed as proven. Lookups ignore the checkpoint until then.
+    #[getter]
+    fn ticket(&self) -> Option<u64> {
+        self.0.ticket
+    }
+
     /// How often this state has been encoded since it was computed: 1 for a prompt computed from
     /// its start, one more than the checkpoint it continued otherwise.
     #[getter]
@@ -206,7 +213,7 @@ impl Skipped {
 
 #[pymethods]
 impl Skipped {
-    /// "duplicate", "no_room", "not_aligned", "no_store", "non_finite" or "reset".
+    /// "duplicate", "no_room", "not_aligned", "not_ready", "no_store", "non_finite" or "reset".
     #[getter]
     fn reason(&self) -> &'static str {
         match self.0 {
@@ -215,6 +222,7 @@ impl Skipped {
             Skip::NotAligned => "not_aligned",
             Skip::NoStore => "no_store",
             Skip::NonFinite => "non_finite",
+            Skip::NotReady => "not_ready",
             Skip::Reset => "reset",
         }
     }

@@ -5,17 +5,19 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use crate::digest::Decision;
+use crate::checkpoint::{Reserved, Stored};
 use crate::error::{Error, Misuse};
-use crate::evict::Policy;
-use crate::handle::{Dropped, Handle, Inbox, Kind};
-use crate::key::{Grid, Namespace};
-use crate::ledger::{Holdings, Leased, Ledger, Stored};
-use crate::lookup::{Hit, Match};
+use crate::event::{Cause, Event};
+use crate::handle::{Dropped, Handle, Inbox, Kind, Step, StepId};
+use crate::ledger::{Leased, Ledger};
+use crate::lookup::{Match, Reusable};
+use crate::namespace::Namespace;
+use crate::policy::{Lru, Policy};
 use crate::pool::{Pool, PoolConfig, PoolKind, Usage};
 use crate::prefixes::{Freed, Prefixes};
 use crate::sequence::Running;
 use crate::stats::Stats;
+use crate::tree::Grid;
 
 /// Geometry and sizes of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,16 +88,17 @@ pub struct Cache {
     pub(crate) ledger: Ledger,
     pub(crate) leases: Slab<Leased>,
     pub(crate) sequences: Slab<Running>,
-    pub(crate) pending: Slab<Writing>,
+    pub(crate) pending: Slab<Reserved>,
     pub(crate) inbox: Arc<Inbox>,
 }
 
-/// A checkpoint slot between reservation and commit.
-#[derive(Debug)]
-pub(crate) struct Writing {
-    /// Serial of the sequence or lease that reserved it.
-    pub(crate) owner: u64,
-    pub(crate) holdings: Holdings,
+/// How work that was in flight has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// As planned: what it wrote can be used.
+    Done,
+    /// What it was to write may not be there, or is not finite: it is never used.
+    Failed,
 }
 
 impl fmt::Debug for Cache {
@@ -104,9 +107,9 @@ impl fmt::Debug for Cache {
             prefixes, active, ..
         } = &self.ledger;
         f.debug_struct("Cache")
-            .field("kv", &prefixes.kv.usage())
+            .field("kv", &prefixes.kv().usage())
             .field("active", &active.usage())
-            .field("checkpoints", &prefixes.checkpoints.usage())
+            .field("checkpoints", &prefixes.checkpoints().usage())
             .field("sequences", &self.sequences.len())
             .finish_non_exhaustive()
     }
@@ -118,8 +121,16 @@ impl Cache {
     /// # Errors
     /// [`Misuse::Config`] for a geometry in which no prefix could ever be reused.
     pub fn new(config: Config) -> Result<Self, Misuse> {
+        Self::with_policy(config, Box::new(Lru::default()))
+    }
+
+    /// An empty cache that evicts as `policy` says.
+    ///
+    /// # Errors
+    /// As [`Cache::new`].
+    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Self, Misuse> {
         let grid = config.grid()?;
-        let prefixes = Prefixes::new(grid, config.kv, config.checkpoints);
+        let prefixes = Prefixes::new(grid, config.kv, config.checkpoints, policy);
         Ok(Self {
             ledger: Ledger::new(prefixes, Pool::new(config.active)),
             leases: Slab::new(),
@@ -129,20 +140,10 @@ impl Cache {
         })
     }
 
-    /// An empty cache that evicts as `policy` ranks.
-    ///
-    /// # Errors
-    /// As [`Cache::new`].
-    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Self, Misuse> {
-        let mut cache = Self::new(config)?;
-        cache.ledger.prefixes.set_policy(policy);
-        Ok(cache)
-    }
-
     /// The deepest depth, at most `tokens`, at which a checkpoint may stand: a multiple of
     /// lcm(page size, checkpoint stride), counted from zero.
     pub fn legal_depth(&self, tokens: usize) -> usize {
-        self.ledger.prefixes.grid.legal_depth(tokens)
+        self.ledger.prefixes.grid().legal_depth(tokens)
     }
 
     /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that
@@ -156,88 +157,130 @@ impl Cache {
         tokens: &[u32],
         max_length: Option<usize>,
     ) -> Result<Match, Misuse> {
-        self.settle();
-        let hit = self.find(namespace, tokens, max_length)?;
-        self.ledger.stats.lookups += 1;
-        Ok(self.describe(namespace, hit))
+        self.collect_dropped();
+        let reusable = self.find(namespace, tokens, max_length)?;
+        self.ledger.emit(Event::Lookup);
+        Ok(self.describe(namespace, reusable))
     }
 
     /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools.
-    /// What it frees is usable when it returns. The tree owns no active slot, so of that pool
-    /// it frees none.
+    /// What it frees is usable when it returns. The tree owns no active slot, so of that pool it
+    /// frees none.
     pub fn evict(&mut self, pool: PoolKind, n: usize) -> Freed {
-        self.settle();
+        self.collect_dropped();
         let freed = match pool {
             PoolKind::Kv => self.ledger.prefixes.evict_kv(n),
             PoolKind::Checkpoint => self.ledger.prefixes.evict_checkpoints(n),
             PoolKind::Active => Freed::default(),
         };
-        self.ledger.stats.evictions.asked += freed;
-        self.note(Decision::Evict, [pool as u64, n as u64]);
+        let cause = Cause::Asked;
+        self.ledger.emit(Event::Freed { cause, freed });
+        self.ledger.emit(Event::Evict { pool, n });
         freed
     }
 
     /// Pages of an external KV pool that the cache has given up since the last call, each exactly
     /// once. Empty for the other pools: of those nothing is ever adopted.
     pub fn take_freed(&mut self, pool: PoolKind) -> Vec<u32> {
-        self.settle();
-        let freed = if pool == PoolKind::Kv {
-            self.ledger.prefixes.kv.take_outbox()
-        } else {
-            Vec::new()
+        self.collect_dropped();
+        let freed = match pool {
+            PoolKind::Kv => self.ledger.prefixes.kv_mut().take_outbox(),
+            PoolKind::Active | PoolKind::Checkpoint => Vec::new(),
         };
-        self.note(Decision::TakeFreed, [freed.len() as u64]);
+        let pages = freed.len();
+        self.ledger.emit(Event::TakeFreed { pages });
         freed
     }
 
     /// Declares a step: work that may touch what running sequences hold, until
     /// [`Cache::retire_step`].
-    pub fn begin_step(&mut self) -> u64 {
-        self.settle();
-        let step = self.ledger.steps.begin();
-        self.note(Decision::BeginStep, []);
-        step
+    pub fn begin_step(&mut self) -> Step {
+        self.collect_dropped();
+        let step = self.ledger.flight.begin_step();
+        self.ledger.emit(Event::BeginStep);
+        let key = usize::try_from(step).expect("a counter of steps does not overflow");
+        // Not a serial of its own: what was begun first is collected first by its number.
+        Step(Handle::new(&self.inbox, 0, Kind::Step, key))
     }
 
-    /// A step has ended. Steps may retire in any order; a repeated one changes nothing, its
-    /// `refused` included. `refused` are the checkpoints whose writer found a value that is not
-    /// finite: they were never matchable, and are withdrawn as [`Cache::refuse`] does, which is
-    /// for what is learnt later.
+    /// A step has ended as planned. Steps may retire in any order; a repeated one changes nothing,
+    /// its `failed` included. `failed` are the checkpoints whose writer found a value that is not
+    /// finite: they were never matchable, and are withdrawn as [`Cache::refuse`] does.
     ///
     /// # Errors
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
-    pub fn retire_step(&mut self, step: u64, refused: &[Stored]) -> Result<(), Misuse> {
-        self.settle();
-        refused
+    pub fn retire_step(&mut self, step: impl StepId, failed: &[Stored]) -> Result<(), Misuse> {
+        self.collect_dropped();
+        let step = step.id();
+        failed
             .iter()
             .try_for_each(|stored| self.own_id(stored.cache))?;
-        if !self.ledger.steps.retire(step)? {
+        if !self.ledger.flight.end_step(step)? {
             return Ok(());
         }
-        self.note(Decision::RetireStep, [step]);
-        refused.iter().for_each(|stored| self.withdraw(stored));
-        while let Some(written) = self.ledger.steps.next_written() {
-            written
-                .into_iter()
-                .for_each(|pin| self.ledger.prefixes.written(pin));
+        self.ledger.emit(Event::RetireStep { step });
+        for stored in failed {
+            self.withdraw(stored);
         }
-        self.ledger.release_retired();
+        self.ledger.land();
+        Ok(())
+    }
+
+    /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
+    /// withdrawn. Repeating it changes nothing.
+    ///
+    /// # Errors
+    /// [`Misuse::UnknownStep`].
+    pub fn cancel_step(&mut self, step: impl StepId) -> Result<(), Misuse> {
+        self.collect_dropped();
+        self.cancel(step.id())
+    }
+
+    fn cancel(&mut self, step: u64) -> Result<(), Misuse> {
+        if !self.ledger.flight.end_step(step)? {
+            return Ok(());
+        }
+        self.ledger.emit(Event::RetireStep { step });
+        for write in self.ledger.flight.written_in(step) {
+            let prefixes = &mut self.ledger.prefixes;
+            prefixes.invalidate(write.checkpoint, write.brought);
+        }
+        self.ledger.land();
+        Ok(())
+    }
+
+    /// It is known now whether the state is finite that [`Stored::ticket`] is for. Until then the
+    /// checkpoint can't be hit, and nothing that was stored after it. Repeating it changes nothing.
+    ///
+    /// # Errors
+    /// [`Misuse::UnknownStep`].
+    pub fn complete(&mut self, ticket: u64, outcome: Outcome) -> Result<(), Misuse> {
+        self.collect_dropped();
+        let Some(write) = self.ledger.flight.end_proof(ticket)? else {
+            return Ok(());
+        };
+        let finite = outcome == Outcome::Done;
+        self.ledger.emit(Event::Prove { ticket, finite });
+        if !finite {
+            let prefixes = &mut self.ledger.prefixes;
+            prefixes.invalidate(write.checkpoint, write.brought);
+        }
+        self.ledger.land();
         Ok(())
     }
 
     /// Withdraws a checkpoint whose content turned out not to be finite. The pages that the tree
     /// got with it are as suspect: no lookup finds them any more, nor any checkpoint whose path
-    /// they lie on. Sequences that share them keep them to their end, and publish nothing
-    /// further.
+    /// they lie on. Sequences that share them keep them to their end, and publish nothing further.
     ///
-    /// Repeating it changes nothing. Nor does a refusal after the prefix was evicted, even if
-    /// another checkpoint still needs some of its pages; refused with its step, it can't have
-    /// been. When prefixes go on from this one, it costs a look at every cached node.
+    /// Repeating it changes nothing. It is too late once the checkpoint has been evicted: pages
+    /// that came with it and serve other checkpoints then stay. A checkpoint is not evicted before
+    /// its step has retired, so `retire_step` is never too late, nor is [`Cache::complete`].
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
     pub fn refuse(&mut self, stored: &Stored) -> Result<(), Misuse> {
-        self.settle();
+        self.collect_dropped();
         self.own_id(stored.cache)?;
         self.withdraw(stored);
         Ok(())
@@ -246,30 +289,30 @@ impl Cache {
     /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what
     /// they would publish later is refused and counted.
     pub fn reset(&mut self) {
-        self.settle();
-        self.note(Decision::Reset, []);
-        self.ledger.epoch += 1;
-        self.ledger.stats.resets += 1;
+        self.collect_dropped();
+        self.ledger.emit(Event::Reset);
+        self.ledger.resets += 1;
         let freed = self.ledger.prefixes.reset();
-        self.ledger.stats.evictions.reset += freed;
+        let cause = Cause::Reset;
+        self.ledger.emit(Event::Freed { cause, freed });
     }
 
     /// All counters.
     pub fn stats(&mut self) -> Stats {
-        self.settle();
+        self.collect_dropped();
         Stats {
             bytes: self.ledger.bytes(),
-            ..self.ledger.stats
+            ..self.ledger.prefixes.events().stats
         }
     }
 
     /// Where the slots of a pool are, from O(1) counters.
     pub fn usage(&mut self, pool: PoolKind) -> Usage {
-        self.settle();
+        self.collect_dropped();
         match pool {
-            PoolKind::Kv => self.ledger.prefixes.kv.usage(),
+            PoolKind::Kv => self.ledger.prefixes.kv().usage(),
             PoolKind::Active => self.ledger.active.usage(),
-            PoolKind::Checkpoint => self.ledger.prefixes.checkpoints.usage(),
+            PoolKind::Checkpoint => self.ledger.prefixes.checkpoints().usage(),
         }
     }
 
@@ -285,12 +328,7 @@ impl Cache {
     /// collector runs at other moments on other ranks: there, end requests by
     /// [`Cache::finish`].
     pub fn digest(&self) -> u64 {
-        self.ledger.prefixes.digest.value()
-    }
-
-    /// Adds a decision to the digest.
-    pub(crate) fn note<const N: usize>(&mut self, decision: Decision, numbers: [u64; N]) {
-        self.ledger.prefixes.digest.note(decision, numbers);
+        self.ledger.prefixes.events().digest.value()
     }
 
     /// Makes a call that takes slots, and notes when there were too few.
@@ -300,20 +338,26 @@ impl Cache {
     ) -> Result<T, Error> {
         let outcome = call(self);
         if let Err(Error::Shortage(short)) = &outcome {
-            self.note(Decision::Short, [short.wanted() as u64]);
+            let wanted = short.wanted();
+            self.ledger.emit(Event::Short { wanted });
         }
         outcome
     }
 
     /// Takes back what dropped handles held. Every operation does this first.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn collect_dropped(&mut self) {
         for Dropped { serial, kind, key } in self.inbox.drain() {
-            self.note(Decision::End, [serial]);
             let holdings = match kind {
+                Kind::Step => {
+                    let cancelled = self.cancel(key as u64);
+                    cancelled.expect("a handle is of a step that was begun");
+                    continue;
+                }
                 Kind::Lease => self.leases.remove(key).holdings,
                 Kind::Sequence => self.sequences.remove(key).lease.holdings,
                 Kind::Pending => self.pending.remove(key).holdings,
             };
+            self.ledger.emit(Event::End { owner: serial });
             self.ledger.give_back(holdings);
         }
     }
@@ -323,35 +367,23 @@ impl Cache {
         namespace: &Namespace,
         tokens: &[u32],
         max_length: Option<usize>,
-    ) -> Result<Hit, Misuse> {
+    ) -> Result<Reusable, Misuse> {
         let last = tokens.len().checked_sub(1).ok_or(Misuse::EmptyPrompt)?;
-        Ok(self.ledger.prefixes.find(
-            namespace,
-            tokens,
-            max_length.map_or(last, |max| max.min(last)),
-        ))
+        let limit = max_length.map_or(last, |max| max.min(last));
+        Ok(self.ledger.prefixes.find(namespace, tokens, limit))
     }
 
-    pub(crate) fn describe(&self, namespace: &Namespace, hit: Hit) -> Match {
-        let Hit {
-            length,
-            kv_length,
-            branch,
-            reason,
-            generation,
-            found,
-        } = hit;
-        let (namespace, cache, epoch) = (namespace.clone(), self.inbox.cache, self.ledger.epoch);
+    pub(crate) fn describe(&self, namespace: &Namespace, reusable: Reusable) -> Match {
         Match {
-            length,
-            kv_length,
-            branch,
-            reason,
-            generation,
-            found,
-            namespace,
-            cache,
-            epoch,
+            length: reusable.length,
+            kv_length: reusable.kv_length,
+            branch: reusable.branch,
+            reason: reusable.reason,
+            generation: reusable.generation,
+            checkpoint: reusable.checkpoint,
+            namespace: namespace.clone(),
+            cache: self.inbox.cache,
+            resets: self.ledger.resets,
         }
     }
 
@@ -373,12 +405,6 @@ impl Cache {
     }
 
     fn withdraw(&mut self, stored: &Stored) {
-        let Stored {
-            node,
-            serial,
-            brought,
-            ..
-        } = *stored;
-        self.ledger.stats.refusals.non_finite += self.ledger.prefixes.refuse(node, serial, brought);
+        self.ledger.prefixes.invalidate(stored.id, stored.brought);
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Which of the cache's tables holds the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
+    Step,
     Lease,
     Sequence,
     Pending,
@@ -139,6 +140,44 @@ pub struct Lease(pub(crate) Handle);
 #[must_use = "dropping a sequence ends it"]
 pub struct Sequence(pub(crate) Handle);
 
+/// Work in flight, until it is [retired](crate::Cache::retire_step). Dropping it earlier
+/// [cancels](crate::Cache::cancel_step) it: a step that nobody reported is not known to have
+/// written anything.
+#[derive(Debug)]
+#[must_use = "dropping a step cancels it"]
+pub struct Step(pub(crate) Handle);
+
+impl Step {
+    /// Its number; later steps have higher ones.
+    pub fn id(&self) -> u64 {
+        self.0.key as u64
+    }
+}
+
+/// Names a step: by its handle, or by the number that the handle gave.
+pub trait StepId {
+    /// The number.
+    fn id(&self) -> u64;
+}
+
+impl StepId for Step {
+    fn id(&self) -> u64 {
+        Step::id(self)
+    }
+}
+
+impl<T: StepId> StepId for &T {
+    fn id(&self) -> u64 {
+        T::id(self)
+    }
+}
+
+impl StepId for u64 {
+    fn id(&self) -> u64 {
+        *self
+    }
+}
+
 /// A checkpoint slot that is being written. Dropping it gives the slot back.
 #[derive(Debug)]
 #[must_use = "dropping a pending checkpoint gives its slot back"]
@@ -146,6 +185,8 @@ pub struct Pending {
     pub(crate) handle: Handle,
     pub(crate) slot: u32,
     pub(crate) depth: usize,
+    /// Whether its state will be known to be finite when it is committed.
+    pub(crate) proven: bool,
 }
 
 impl Pending {
@@ -157,5 +198,23 @@ impl Pending {
     /// The depth, in tokens, that the written state must have.
     pub fn depth(&self) -> usize {
         self.depth
+    }
+
+    /// The same for a state of which it will be known only later whether it is finite, as on a
+    /// device that has not run yet. What is stored then has a ticket to
+    /// [complete](crate::Cache::complete).
+    pub fn unproven(self) -> Self {
+        Self {
+            proven: false,
+            ..self
+        }
+    }
+
+    /// The same for a state that is known to be finite, as every pending checkpoint is at first.
+    pub fn proven(self) -> Self {
+        Self {
+            proven: true,
+            ..self
+        }
     }
 }

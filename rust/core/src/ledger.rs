@@ -1,30 +1,32 @@
-//! The books: pools, cached prefixes, steps in flight and counters. Knows no handles.
+//! Who gets slots and when they come back: pools, cached prefixes, and work in flight. Knows no
+//! handles.
 
 use std::ops::Range;
 
-use crate::digest::Decision;
+use crate::checkpoint::{Encoded, Skip, Stored};
 use crate::error::{OutOfSlots, Shortage};
-use crate::key::Namespace;
-use crate::lookup::{Found, Hit};
-use crate::node::NodeId;
-use crate::pool::{Active, Checkpoint, Kv, Pool, PoolKind, Slot, Slots};
-use crate::prefixes::{CheckpointPin, Origin, Prefixes};
-use crate::stats::{Bytes, Stats};
-use crate::steps::Steps;
+use crate::event::{Cause, Event};
+use crate::flight::Flight;
+use crate::lookup::Reusable;
+use crate::namespace::Namespace;
+use crate::pool::{ActiveState, CachedState, KvPage, Pool, PoolKind, Slot, Slots};
+use crate::prefixes::{Ahead, CheckpointId, Origin, Prefixes, Write};
+use crate::stats::Bytes;
+use crate::tree::NodeIdx;
 
 /// What one owner holds and will give back as a whole.
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
     /// A pin on a node, so on the KV of its whole path.
-    pub(crate) node: Option<u32>,
+    pub(crate) node: Option<NodeIdx>,
     /// A pin on the checkpoint being loaded.
-    pub(crate) checkpoint: Option<CheckpointPin>,
+    pub(crate) checkpoint: Option<CheckpointId>,
     /// Private pages.
-    pub(crate) pages: Slots<Kv>,
+    pub(crate) pages: Slots<KvPage>,
     /// Running states.
-    pub(crate) active: Slots<Active>,
+    pub(crate) active: Slots<ActiveState>,
     /// A checkpoint slot that is being written.
-    pub(crate) state: Option<Slot<Checkpoint>>,
+    pub(crate) state: Option<Slot<CachedState>>,
 }
 
 impl Holdings {
@@ -48,85 +50,57 @@ impl Holdings {
 #[derive(Debug)]
 pub(crate) struct Leased {
     pub(crate) namespace: Namespace,
-    pub(crate) epoch: u64,
+    /// Resets of the cache before it began.
+    pub(crate) resets: u64,
     /// End of the leased node, 0 for none.
     pub(crate) depth: usize,
     /// How often the state it started from had been encoded.
-    pub(crate) generation: u32,
+    pub(crate) encodings: u32,
     pub(crate) holdings: Holdings,
 }
 
-/// Why a checkpoint was not stored. Storing is optional work: none of these is an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Skip {
-    /// There is one at this depth already, ready or being written.
-    Duplicate,
-    /// No slot is free or evictable.
-    NoRoom(OutOfSlots),
-    /// Depth 0: the prompt has not reached a legal depth.
-    NotAligned,
-    /// The sequence was started with `no_store`.
-    NoStore,
-    /// The state held a value that is not finite.
-    NonFinite,
-    /// The cache was reset after this sequence started, or the prefix that it leases was refused.
-    Reset,
-}
-
-/// A checkpoint that is now in the tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
-    /// Tokens that the state stands for.
-    pub depth: usize,
-    /// Its slot in the checkpoint pool.
-    pub slot: u32,
-    /// Names this store; never reused.
-    pub serial: u64,
-    /// The step that writes it; lookups ignore it until that step and all begun before it have
-    /// retired. `None`: ready at once.
-    pub step: Option<u64>,
-    /// How often this state has been encoded since it was computed: 1 for a prompt computed from
-    /// its start, one more than the checkpoint it continued otherwise.
-    pub generation: u32,
-    /// Tokens whose private pages were replaced by pages that were cached already; empty if none.
-    pub replaced: Range<usize>,
-    pub(crate) node: NodeId,
-    /// Depth from which on the tree's pages came with this store.
-    pub(crate) brought: usize,
-    pub(crate) cache: u64,
+/// A state that may enter the tree.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    state: Encoded,
+    /// There is one already.
+    checkpoint: bool,
 }
 
 /// What publishing a prefix did to its pages.
-#[derive(Debug, Default)]
-pub(crate) struct Placed {
-    pub(crate) node: u32,
+#[derive(Debug)]
+struct Placed {
+    node: NodeIdx,
     /// Depth from which on the tree lacked pages.
-    pub(crate) brought: usize,
+    brought: usize,
     /// Given pages that the tree had already.
-    pub(crate) duplicates: Slots<Kv>,
-    pub(crate) replaced: Range<usize>,
+    duplicates: Slots<KvPage>,
+    replaced: Range<usize>,
 }
 
 pub(crate) struct Ledger {
     pub(crate) prefixes: Prefixes,
-    pub(crate) active: Pool<Active>,
-    pub(crate) steps: Steps<Holdings>,
-    /// Counts resets: a lease of an earlier epoch publishes nothing.
-    pub(crate) epoch: u64,
-    pub(crate) stats: Stats,
+    pub(crate) active: Pool<ActiveState>,
+    pub(crate) flight: Flight<Holdings>,
+    /// Counts resets: a lease from before the last one publishes nothing.
+    pub(crate) resets: u64,
     serial: u64,
 }
 
 impl Ledger {
-    pub(crate) fn new(prefixes: Prefixes, active: Pool<Active>) -> Self {
+    pub(crate) fn new(prefixes: Prefixes, active: Pool<ActiveState>) -> Self {
         Self {
             prefixes,
             active,
-            steps: Steps::new(),
-            epoch: 0,
-            stats: Stats::default(),
+            flight: Flight::new(),
+            resets: 0,
             serial: 0,
         }
+    }
+
+    #[inline]
+    pub(crate) fn emit(&mut self, event: Event) {
+        self.prefixes.emit(event);
     }
 
     pub(crate) fn next_serial(&mut self) -> u64 {
@@ -134,64 +108,53 @@ impl Ledger {
         self.serial
     }
 
-    /// Whether nodes own pages; not in a purely linear model.
-    pub(crate) fn has_kv(&self) -> bool {
-        self.prefixes.kv.config().capacity > 0
-    }
-
     /// Whether the cache hands out pages itself.
     pub(crate) fn allocates_kv(&self) -> bool {
-        self.has_kv() && !self.prefixes.kv.config().external
+        self.prefixes.has_kv() && !self.prefixes.kv().config().external
     }
 
     /// Pages that positions `0..tokens` take from the internal pool.
     pub(crate) fn pages_for(&self, tokens: usize) -> usize {
         if self.allocates_kv() {
-            tokens.div_ceil(self.prefixes.grid.page)
+            tokens.div_ceil(self.prefixes.grid().page)
         } else {
             0
         }
     }
 
     /// Pins what a lookup found, in place.
-    pub(crate) fn lease(&mut self, namespace: &Namespace, hit: Hit) -> Leased {
+    pub(crate) fn lease(&mut self, namespace: &Namespace, reusable: Reusable) -> Leased {
         let mut holdings = Holdings::default();
-        if let Some(Found { node, .. }) = hit.found {
+        if let Some(CheckpointId { node, .. }) = reusable.checkpoint {
             self.prefixes.pin(node.index);
             holdings.checkpoint = Some(self.prefixes.pin_checkpoint(node.index));
             holdings.node = Some(node.index);
         }
-        let (
-            namespace,
-            Hit {
-                length: depth,
-                generation,
-                ..
-            },
-        ) = (namespace.clone(), hit);
         Leased {
-            namespace,
-            epoch: self.epoch,
-            depth,
-            generation,
+            namespace: namespace.clone(),
+            resets: self.resets,
+            depth: reusable.length,
+            encodings: reusable.generation,
             holdings,
         }
     }
 
-    /// Counts a match that is being used, and refreshes the checkpoint it consumes.
-    pub(crate) fn consume(&mut self, hit: Hit) {
-        self.stats.count_use(hit.reason, hit.length, hit.kv_length);
-        if let Some(found) = hit.found {
-            self.prefixes.touch(found.node.index);
+    /// Counts a match that is being used, and tells the policy of the checkpoint it continues.
+    pub(crate) fn consume(&mut self, reusable: Reusable) {
+        self.emit(Event::Use {
+            reason: reusable.reason,
+            length: reusable.length,
+            kv_length: reusable.kv_length,
+        });
+        if let Some(CheckpointId { node, .. }) = reusable.checkpoint {
+            self.prefixes.touch(node.index);
         }
     }
 
     /// An error when `tokens` positions or one running state exceed what the pools could ever give.
     pub(crate) fn feasible(&self, tokens: usize) -> Result<(), Shortage> {
-        let (wanted, capacity) = (
-            self.pages_for(tokens),
-            self.prefixes.kv.config().capacity as usize,
-        );
+        let wanted = self.pages_for(tokens);
+        let capacity = self.prefixes.kv().config().capacity as usize;
         if wanted > capacity {
             return Err(Shortage::NeverFits {
                 pool: PoolKind::Kv,
@@ -199,7 +162,8 @@ impl Ledger {
                 capacity,
             });
         }
-        if !self.active.config().external && self.active.config().capacity == 0 {
+        let active = self.active.config();
+        if !active.external && active.capacity == 0 {
             return Err(Shortage::NeverFits {
                 pool: PoolKind::Active,
                 wanted: 1,
@@ -226,12 +190,14 @@ impl Ledger {
     }
 
     /// Takes pages, evicting exactly what is missing; or changes nothing.
-    pub(crate) fn claim_pages(&mut self, wanted: usize) -> Result<Slots<Kv>, OutOfSlots> {
-        let missing = self.prefixes.kv.shortfall(wanted)?;
+    pub(crate) fn claim_pages(&mut self, wanted: usize) -> Result<Slots<KvPage>, OutOfSlots> {
+        let missing = self.prefixes.kv().shortfall(wanted)?;
         if missing > 0 {
-            self.stats.evictions.for_kv += self.prefixes.evict_kv(missing);
+            let freed = self.prefixes.evict_kv(missing);
+            let cause = Cause::Kv;
+            self.emit(Event::Freed { cause, freed });
         }
-        self.prefixes.kv.take_many(wanted)
+        self.prefixes.kv_mut().take_many(wanted)
     }
 
     /// A checkpoint slot for the state at the end of `tokens`, or why there is to be none.
@@ -239,66 +205,88 @@ impl Ledger {
         &mut self,
         lease: &Leased,
         tokens: &[u32],
-    ) -> Result<Slot<Checkpoint>, Skip> {
-        if tokens.is_empty() {
-            self.stats.refusals.not_aligned += 1;
-            return Err(Skip::NotAligned);
+    ) -> Result<Slot<CachedState>, Skip> {
+        let slot = self.try_reserve(lease, tokens);
+        if let Err(skip) = slot {
+            self.emit(Event::Skip(skip));
         }
-        self.check_current(lease)?;
-        if self.prefixes.has_checkpoint(self.origin(lease), tokens) {
-            self.stats.duplicates += 1;
-            return Err(Skip::Duplicate);
-        }
-        let room = self.prefixes.checkpoints.shortfall(1);
-        let missing = room.map_err(|short| {
-            self.stats.refusals.no_room += 1;
-            Skip::NoRoom(short)
-        })?;
-        if missing > 0 {
-            self.stats.evictions.for_checkpoint += self.prefixes.evict_checkpoints(missing);
-        }
-        Ok(self
-            .prefixes
-            .checkpoints
-            .take()
-            .expect("what eviction frees is usable when it returns"))
+        slot
     }
 
-    /// Counts and reports a lease that is older than the last reset, or whose prefix was refused.
-    pub(crate) fn check_current(&mut self, lease: &Leased) -> Result<(), Skip> {
-        let attached = lease
-            .holdings
-            .node
-            .is_none_or(|node| self.prefixes.tree.node(node).attached);
-        if lease.epoch == self.epoch && attached {
-            return Ok(());
+    fn try_reserve(&mut self, lease: &Leased, tokens: &[u32]) -> Result<Slot<CachedState>, Skip> {
+        if tokens.is_empty() {
+            return Err(Skip::NotAligned);
         }
-        self.stats.refusals.reset += 1;
-        Err(Skip::Reset)
+        if self.ahead(lease, tokens)?.checkpoint {
+            return Err(Skip::Duplicate);
+        }
+        let missing = self.prefixes.checkpoints().shortfall(1);
+        let missing = missing.map_err(Skip::NoRoom)?;
+        if missing > 0 {
+            let freed = self.prefixes.evict_checkpoints(missing);
+            let cause = Cause::Checkpoint;
+            self.emit(Event::Freed { cause, freed });
+        }
+        let slot = self.prefixes.checkpoints_mut().take();
+        Ok(slot.expect("what eviction frees is usable when it returns"))
+    }
+
+    /// What the tree holds of `tokens` past the lease, unless a lease may not publish there: it is
+    /// older than the last reset, its prefix turned out invalid, or it would get pages that another
+    /// request is still writing.
+    fn ahead(&self, lease: &Leased, tokens: &[u32]) -> Result<Ahead, Skip> {
+        let tree = self.prefixes.tree();
+        let node = lease.holdings.node;
+        let attached = node.is_none_or(|node| tree.node(node).attached);
+        if lease.resets != self.resets || !attached {
+            return Err(Skip::Reset);
+        }
+        let ahead = self.prefixes.ahead(self.origin(lease), tokens);
+        match (ahead.unproven, ahead.checkpoint) {
+            (true, true) => Err(Skip::Duplicate),
+            (true, false) => Err(Skip::NotReady),
+            (false, _) => Ok(ahead),
+        }
+    }
+
+    /// Asks whether a lease may publish `tokens` now, before anything of its owner moves; gives the
+    /// state's slot back if not.
+    pub(crate) fn admit(
+        &mut self,
+        lease: &Leased,
+        tokens: &[u32],
+        state: Encoded,
+    ) -> Result<Admitted, Skip> {
+        let admitted = self.ahead(lease, tokens);
+        match admitted {
+            Ok(Ahead { checkpoint, .. }) => Ok(Admitted { state, checkpoint }),
+            Err(skip) => {
+                self.give_back_state(state.slot);
+                self.emit(Event::Skip(skip));
+                Err(skip)
+            }
+        }
     }
 
     /// Publishes tokens, pages and state together. `pages` are those of the positions past the
-    /// lease's depth. The lease moves only deeper. The caller has seen that the lease is
-    /// current.
+    /// lease's depth; returned are those that the tree had already. The lease moves only deeper.
     pub(crate) fn publish(
         &mut self,
         cache: u64,
         lease: &mut Leased,
         tokens: &[u32],
-        pages: Slots<Kv>,
-        state: Slot<Checkpoint>,
-    ) -> (Result<Stored, Skip>, Slots<Kv>) {
-        let duplicate = self.prefixes.has_checkpoint(self.origin(lease), tokens);
-        let placed = self.place(lease, tokens, pages);
-        let outcome = if duplicate {
-            self.stats.duplicates += 1;
-            self.give_back(Holdings {
-                state: Some(state),
-                ..Holdings::default()
-            });
+        pages: Slots<KvPage>,
+        admitted: Admitted,
+    ) -> (Result<Stored, Skip>, Slots<KvPage>) {
+        let Admitted { state, checkpoint } = admitted;
+        let ready = state.proven && self.flight.newest_open().is_none();
+        let placed = self.place(lease, tokens, pages, ready);
+        let outcome = if checkpoint {
+            self.give_back_state(state.slot);
+            self.emit(Event::Skip(Skip::Duplicate));
             Err(Skip::Duplicate)
         } else {
-            Ok(self.store(cache, &placed, state, lease.generation + 1))
+            Ok(self.store(cache, &placed, state, lease.encodings + 1))
         };
         self.deepen(lease, placed.node);
         (outcome, placed.duplicates)
@@ -306,30 +294,40 @@ impl Ledger {
 
     /// Gives back what an owner held: at once, or when no step in flight can touch it any more.
     pub(crate) fn give_back(&mut self, holdings: Holdings) {
-        if holdings.is_empty() || !self.steps.any_in_flight() {
+        if holdings.is_empty() || !self.flight.any_step() {
             return self.release(holdings);
         }
-        self.prefixes.kv.retire(holdings.pages.len());
+        self.prefixes.kv_mut().retire(holdings.pages.len());
         self.active.retire(holdings.active.len());
-        self.prefixes
-            .checkpoints
-            .retire(holdings.state.iter().len());
-        self.steps.wait(holdings);
+        let states = holdings.state.iter().len();
+        self.prefixes.checkpoints_mut().retire(states);
+        self.flight.wait(holdings);
     }
 
-    /// Releases what was waiting for steps that have retired by now.
-    pub(crate) fn release_retired(&mut self) {
-        while let Some(holdings) = self.steps.next_retired() {
-            self.prefixes.kv.end_retirement(holdings.pages.len());
+    pub(crate) fn give_back_state(&mut self, slot: Slot<CachedState>) {
+        self.give_back(Holdings {
+            state: Some(slot),
+            ..Holdings::default()
+        });
+    }
+
+    /// Makes ready what is written by now, and releases what was waiting for steps that have
+    /// retired.
+    pub(crate) fn land(&mut self) {
+        while let Some(written) = self.flight.next_written() {
+            written.into_iter().for_each(|it| self.prefixes.written(it));
+        }
+        while let Some(holdings) = self.flight.next_retired() {
+            let kv = self.prefixes.kv_mut();
+            kv.end_retirement(holdings.pages.len());
             self.active.end_retirement(holdings.active.len());
-            self.prefixes
-                .checkpoints
-                .end_retirement(holdings.state.iter().len());
+            let states = holdings.state.iter().len();
+            self.prefixes.checkpoints_mut().end_retirement(states);
             self.release(holdings);
         }
     }
 
-    /// Gives back at once, for what no step can have touched.
+    /// Gives back at once what no step can have touched.
     pub(crate) fn release(&mut self, holdings: Holdings) {
         let Holdings {
             node,
@@ -345,120 +343,123 @@ impl Ledger {
         if let Some(node) = node {
             self.prefixes.unpin(node);
         }
-        self.prefixes.kv.release(pages);
+        self.prefixes.kv_mut().release(pages);
         self.active.release(active);
-        state
-            .into_iter()
-            .for_each(|slot| self.prefixes.checkpoints.release(slot));
+        if let Some(slot) = state {
+            self.prefixes.checkpoints_mut().release(slot);
+        }
     }
 
     /// Bytes of each pool that are not free.
     pub(crate) fn bytes(&self) -> Bytes {
-        fn used<P: crate::pool::Tag>(pool: &Pool<P>) -> u64 {
-            let usage = pool.usage();
-            let units = usage.held + usage.evictable + usage.pinned + usage.retiring;
-            units as u64 * pool.config().unit_bytes
-        }
         Bytes {
-            kv: used(&self.prefixes.kv),
-            active: used(&self.active),
-            checkpoints: used(&self.prefixes.checkpoints),
+            kv: self.prefixes.kv().bytes(),
+            active: self.active.bytes(),
+            checkpoints: self.prefixes.checkpoints().bytes(),
         }
     }
 
     /// Where a lease's keys start in the tree.
-    fn origin(&self, lease: &Leased) -> Option<u32> {
-        lease
-            .holdings
-            .node
-            .or_else(|| self.prefixes.tree.root(&lease.namespace))
+    fn origin(&self, lease: &Leased) -> Option<NodeIdx> {
+        let root = || self.prefixes.tree().root(&lease.namespace);
+        lease.holdings.node.or_else(root)
     }
 
     /// Makes the tree hold `tokens`, moving in the pages that it lacks.
-    fn place(&mut self, lease: &Leased, tokens: &[u32], mut pages: Slots<Kv>) -> Placed {
+    fn place(
+        &mut self,
+        lease: &Leased,
+        tokens: &[u32],
+        mut pages: Slots<KvPage>,
+        ready: bool,
+    ) -> Placed {
         let depth = tokens.len();
-        let from = self
-            .origin(lease)
-            .unwrap_or_else(|| self.prefixes.tree.ensure_root(&lease.namespace));
+        let from = self.origin(lease);
+        let from = from.unwrap_or_else(|| self.prefixes.ensure_root(&lease.namespace));
         if depth <= lease.depth {
             return Placed {
                 node: self.prefixes.node_at(from, depth),
                 brought: depth,
-                ..Placed::default()
+                duplicates: Slots::default(),
+                replaced: 0..0,
             };
         }
         let mut node = self.prefixes.descend(from, tokens);
-        let existing = self.prefixes.tree.node(node).end;
-        let missing = pages.split_off((existing - lease.depth) / self.prefixes.grid.page);
+        let existing = self.prefixes.tree().node(node).end;
+        let missing = pages.split_off((existing - lease.depth) / self.prefixes.grid().page);
         if existing < depth {
-            node = self.prefixes.extend(node, &tokens[existing..], missing);
+            let proven = ready || !self.prefixes.has_kv();
+            let rest = &tokens[existing..];
+            node = self.prefixes.extend(node, rest, missing, proven);
         }
         let replaced = if pages.is_empty() {
             0..0
         } else {
             lease.depth..existing
         };
-        let brought = if self.has_kv() { existing } else { depth };
+        let has_kv = self.prefixes.has_kv();
         Placed {
             node,
-            brought,
+            brought: if has_kv { existing } else { depth },
             duplicates: pages,
             replaced,
         }
     }
 
-    fn store(
-        &mut self,
-        cache: u64,
-        placed: &Placed,
-        state: Slot<Checkpoint>,
-        generation: u32,
-    ) -> Stored {
-        let &Placed {
-            node,
-            brought,
-            ref replaced,
-            ..
-        } = placed;
-        let (slot, serial, step) = (state.id(), self.next_serial(), self.steps.writer());
-        self.prefixes.attach(
-            node,
-            state,
-            Origin {
-                serial,
-                ready: step.is_none(),
-                generation,
-            },
-        );
-        let id = self.prefixes.tree.id(node);
-        if let Some(step) = step {
-            self.steps.writes(step, CheckpointPin { node: id, serial });
+    fn store(&mut self, cache: u64, placed: &Placed, state: Encoded, encodings: u32) -> Stored {
+        let &Placed { node, brought, .. } = placed;
+        let slot = state.slot.id();
+        let serial = self.next_serial();
+        let step = self.flight.writer();
+        let proof = (!state.proven).then(|| self.flight.await_proof());
+        // Also of what it does not write itself: the pages that it stands on may be of that.
+        let ticket = self.flight.newest_open();
+        let origin = Origin {
+            serial,
+            ready: ticket.is_none(),
+            encodings,
+        };
+        self.prefixes.attach(node, state.slot, origin);
+        let id = CheckpointId {
+            node: self.prefixes.tree().id(node),
+            serial,
+        };
+        if let Some(ticket) = ticket {
+            let write = Write {
+                checkpoint: id,
+                brought,
+                step,
+            };
+            self.flight.writes(ticket, write);
         }
-        self.stats.stored += 1;
-        let depth = self.prefixes.tree.node(node).end;
-        self.prefixes.digest.note(
-            Decision::Store,
-            [slot.into(), depth as u64, replaced.end as u64],
-        );
+        let depth = self.prefixes.tree().node(node).end;
+        let replaced = placed.replaced.clone();
+        self.emit(Event::Store {
+            slot,
+            depth,
+            replaced: replaced.end,
+        });
         Stored {
             depth,
             slot,
             serial,
             step,
-            generation,
-            replaced: replaced.clone(),
-            node: id,
+            ticket: proof,
+            generation: encodings,
+            replaced,
+            id,
             brought,
             cache,
         }
     }
 
     /// Moves a lease to `node` if that is deeper.
-    fn deepen(&mut self, lease: &mut Leased, node: u32) {
-        let depth = self.prefixes.tree.node(node).end;
+    fn deepen(&mut self, lease: &mut Leased, node: NodeIdx) {
+        let depth = self.prefixes.tree().node(node).end;
         if depth <= lease.depth {
             return;
         }
+        // The new pin before the old one goes, so that nothing of the path is left bare between.
         self.prefixes.pin(node);
         if let Some(before) = lease.holdings.node.replace(node) {
             self.prefixes.unpin(before);

@@ -85,39 +85,37 @@
 //! this crate, and panics with the invariant.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod cache;
-mod check;
+mod checkpoint;
 mod digest;
+mod draw;
+mod engine;
 mod error;
-mod evict;
-mod fault;
+mod event;
+mod flight;
 mod handle;
-mod key;
-mod lease;
 mod ledger;
 mod lookup;
-mod node;
+mod namespace;
+pub mod policy;
 pub mod pool;
 mod prefixes;
-#[cfg(test)]
-mod seeded;
 mod sequence;
 mod stats;
-mod steps;
 mod tree;
 
-pub use cache::{Cache, Config};
-pub use check::{Report, Rule, Violation};
+pub use audit::{Report, Rule, Violation};
+pub use cache::{Cache, Config, Outcome};
+pub use checkpoint::{Commit, Rejected, Reservation, Skip, Stored};
+pub use engine::Published;
 pub use error::{Error, Misuse, OutOfSlots, Shortage};
-pub use evict::{Lru, Policy};
-pub use handle::{Lease, Pending, Sequence};
-pub use key::Namespace;
-pub use lease::Published;
-pub use ledger::{Skip, Stored};
+pub use handle::{Lease, Pending, Sequence, Step, StepId};
 pub use lookup::{Match, Reason};
+pub use namespace::Namespace;
 pub use pool::{PoolConfig, PoolKind, Usage};
 pub use prefixes::Freed;
-pub use sequence::{Begin, Commit, Request, Reservation, SequenceView, StartOptions, Started};
+pub use sequence::{Begin, Request, SequenceView, StartOptions, Started};
 pub use stats::{Bytes, Evictions, Misses, Refusals, Stats};
 
 /// The README's Rust block is a test like those above.

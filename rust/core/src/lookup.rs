@@ -1,9 +1,8 @@
 //! The read-only question: how much of a prompt can be reused. Splits nothing, allocates nothing,
 //! refreshes nothing.
 
-use crate::key::Namespace;
-use crate::node::NodeId;
-use crate::prefixes::Prefixes;
+use crate::namespace::Namespace;
+use crate::prefixes::{CheckpointId, Prefixes};
 
 /// Why a prompt could, or could not, reuse a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,9 +13,9 @@ pub enum Reason {
     NoPrefix,
     /// Its prefix is cached, but no state at a depth it could use.
     NoState,
-    /// What is cached of it ends before the first legal depth.
+    /// The cached part is shorter than the first legal depth, so it cannot have a checkpoint.
     Unaligned,
-    /// The state it could use is still being written.
+    /// The state it could use is still being written, or not yet known to be finite.
     NotReady,
 }
 
@@ -34,50 +33,47 @@ pub struct Match {
     pub reason: Reason,
     /// How often the reusable state has been encoded since it was computed; 0 without a hit.
     pub generation: u32,
-    pub(crate) found: Option<Found>,
+    pub(crate) checkpoint: Option<CheckpointId>,
     pub(crate) namespace: Namespace,
     pub(crate) cache: u64,
-    pub(crate) epoch: u64,
-}
-
-/// The checkpoint that a match means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub(crate) node: NodeId,
-    pub(crate) serial: u64,
+    /// Resets of the cache before the lookup.
+    pub(crate) resets: u64,
 }
 
 /// The part of a [`Match`] that the tree decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hit {
+pub(crate) struct Reusable {
     pub(crate) length: usize,
     pub(crate) kv_length: usize,
     pub(crate) branch: Option<usize>,
     pub(crate) reason: Reason,
     pub(crate) generation: u32,
-    pub(crate) found: Option<Found>,
+    pub(crate) checkpoint: Option<CheckpointId>,
 }
 
-impl Hit {
+impl Reusable {
     pub(crate) const NOTHING: Self = Self {
         length: 0,
         kv_length: 0,
         branch: None,
         reason: Reason::NoPrefix,
         generation: 0,
-        found: None,
+        checkpoint: None,
     };
 }
 
 impl Prefixes {
     /// The deepest ready checkpoint on the key's path that is no deeper than `limit`.
-    pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], limit: usize) -> Hit {
-        let Some(root) = self.tree.root(namespace) else {
-            return Hit::NOTHING;
+    pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], limit: usize) -> Reusable {
+        let Some(root) = self.tree().root(namespace) else {
+            return Reusable::NOTHING;
         };
-        let (mut deepest, mut unready, mut occupied) = (None, false, 0);
-        let reach = self.tree.walk(root, tokens, |index, node| {
-            let Some(checkpoint) = node.checkpoint.as_ref().filter(|_| node.end <= limit) else {
+        let mut deepest = None;
+        let mut unready = false;
+        let mut occupied = 0;
+        let reach = self.tree().walk(root, tokens, |index, node| {
+            let checkpoint = node.checkpoint.as_ref();
+            let Some(checkpoint) = checkpoint.filter(|_| node.end <= limit) else {
                 return;
             };
             occupied = node.end;
@@ -87,25 +83,30 @@ impl Prefixes {
                 unready = true;
             }
         });
-        let useful = self.grid.legal_depth(reach.matched.min(limit));
+        let useful = self.grid().legal_depth(reach.matched.min(limit));
         let length = deepest.map_or(0, |(_, end, _)| end);
-        let reason = match () {
-            () if length > 0 => Reason::Hit,
-            () if unready => Reason::NotReady,
-            () if reach.matched == 0 => Reason::NoPrefix,
-            () if useful == 0 => Reason::Unaligned,
-            () => Reason::NoState,
+        let reason = if length > 0 {
+            Reason::Hit
+        } else if unready {
+            Reason::NotReady
+        } else if reach.matched == 0 {
+            Reason::NoPrefix
+        } else if useful == 0 {
+            Reason::Unaligned
+        } else {
+            Reason::NoState
         };
-        Hit {
+        let checkpoint = deepest.map(|(index, _, checkpoint)| CheckpointId {
+            node: self.tree().id(index),
+            serial: checkpoint.serial,
+        });
+        Reusable {
             length,
             kv_length: reach.matched,
             branch: (useful > length && useful != occupied).then_some(useful),
             reason,
-            generation: deepest.map_or(0, |(_, _, checkpoint)| checkpoint.generation),
-            found: deepest.map(|(index, _, checkpoint)| Found {
-                node: self.tree.id(index),
-                serial: checkpoint.serial,
-            }),
+            generation: deepest.map_or(0, |(_, _, checkpoint)| checkpoint.encodings),
+            checkpoint,
         }
     }
 }

@@ -9,8 +9,8 @@ use ids::IdSet;
 use slots::Run;
 pub use slots::{Slot, Slots};
 
+use crate::audit::faults::{Fault, seeded};
 use crate::error::{Misuse, OutOfSlots};
-use crate::fault::{Fault, seeded};
 
 /// Which of the three pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,9 +36,9 @@ impl fmt::Display for PoolKind {
 /// Type-level name of a pool, so that a slot of one can't be given to another.
 ///
 /// ```compile_fail
-/// use radixstate::pool::{Active, Checkpoint, Pool, PoolConfig};
-/// let mut active = Pool::<Active>::new(PoolConfig::internal(1));
-/// let mut checkpoints = Pool::<Checkpoint>::new(PoolConfig::internal(1));
+/// use radixstate::pool::{ActiveState, CachedState, Pool, PoolConfig};
+/// let mut active = Pool::<ActiveState>::new(PoolConfig::internal(1));
+/// let mut checkpoints = Pool::<CachedState>::new(PoolConfig::internal(1));
 /// let slot = active.take().unwrap();
 /// checkpoints.release(slot); // a slot of the other pool
 /// ```
@@ -46,9 +46,9 @@ impl fmt::Display for PoolKind {
 /// The same with the pool it came from:
 ///
 /// ```
-/// use radixstate::pool::{Active, Checkpoint, Pool, PoolConfig};
-/// let mut active = Pool::<Active>::new(PoolConfig::internal(1));
-/// let mut checkpoints = Pool::<Checkpoint>::new(PoolConfig::internal(1));
+/// use radixstate::pool::{ActiveState, CachedState, Pool, PoolConfig};
+/// let mut active = Pool::<ActiveState>::new(PoolConfig::internal(1));
+/// let mut checkpoints = Pool::<CachedState>::new(PoolConfig::internal(1));
 /// let slot = active.take().unwrap();
 /// active.release(slot);
 /// # let _ = checkpoints.take();
@@ -64,23 +64,23 @@ mod sealed {
 
 /// Names the KV page pool.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Kv {}
+pub enum KvPage {}
 /// Names the pool of running states. The tree has no field of this type: it can never own one.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Active {}
+pub enum ActiveState {}
 /// Names the pool of cached states.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Checkpoint {}
+pub enum CachedState {}
 
 macro_rules! tags {
-    ($($tag:ident),*) => {$(
+    ($($tag:ident is $kind:ident),*) => {$(
         impl sealed::Sealed for $tag {}
         impl Tag for $tag {
-            const KIND: PoolKind = PoolKind::$tag;
+            const KIND: PoolKind = PoolKind::$kind;
         }
     )*};
 }
-tags!(Kv, Active, Checkpoint);
+tags!(KvPage is Kv, ActiveState is Active, CachedState is Checkpoint);
 
 /// Size and ownership of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,12 +157,12 @@ enum Ids<P> {
     },
 }
 
-/// A pool of slots with O(1) counters. It gives out ids and takes them back; who has them meanwhile
-/// is the owners' to know, and counted here by kind.
+/// A pool of slots with O(1) counters. It hands out ids and takes them back. It knows how many slots
+/// are in each state, never who holds them.
 #[derive(Debug)]
 pub struct Pool<P> {
     config: PoolConfig,
-    pub(crate) counts: Usage,
+    counts: Usage,
     ids: Ids<P>,
 }
 
@@ -206,6 +206,19 @@ impl<P: Tag> Pool<P> {
     /// The counters.
     pub fn usage(&self) -> Usage {
         self.counts
+    }
+
+    /// Bytes of the slots that are not free.
+    pub(crate) fn bytes(&self) -> u64 {
+        let Usage {
+            held,
+            evictable,
+            pinned,
+            retiring,
+            ..
+        } = self.counts;
+        let used = (held + evictable + pinned + retiring) as u64;
+        used.saturating_mul(self.config.unit_bytes)
     }
 
     /// A shortage of `wanted` slots, as the counters stand.
@@ -478,7 +491,7 @@ mod tests {
 
     #[test]
     fn the_lowest_free_slots_are_handed_out_from_one_and_never_zero() {
-        let mut pool = Pool::<Active>::new(PoolConfig::internal(5));
+        let mut pool = Pool::<ActiveState>::new(PoolConfig::internal(5));
         let mut slots = pool.take_many(3).unwrap();
         assert_eq!(slots.ids().collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(pool.take().unwrap().id(), 4);
@@ -505,7 +518,7 @@ mod tests {
 
     #[test]
     fn taking_more_than_free_takes_none() {
-        let mut pool = Pool::<Kv>::new(PoolConfig::internal(2));
+        let mut pool = Pool::<KvPage>::new(PoolConfig::internal(2));
         assert!(pool.take_many(3).is_err());
         assert_eq!(pool.usage().free, 2);
     }
@@ -515,7 +528,7 @@ mod tests {
         expected = "a slot has exactly one owner: kv Run { first: 2, count: 1 } is freed twice"
     )]
     fn a_slot_that_is_free_is_not_freed_again() {
-        let mut pool = Pool::<Kv>::new(PoolConfig::internal(2));
+        let mut pool = Pool::<KvPage>::new(PoolConfig::internal(2));
         let _slots = pool.take_many(2).unwrap();
         pool.release(Slots::forged(2));
         pool.release(Slots::forged(2));
@@ -523,7 +536,7 @@ mod tests {
 
     #[test]
     fn the_last_id_of_the_largest_pool_is_an_id_like_others() {
-        let mut pool = Pool::<Kv>::new(PoolConfig::internal(u32::MAX));
+        let mut pool = Pool::<KvPage>::new(PoolConfig::internal(u32::MAX));
         let mut slots = pool.take_many(u32::MAX as usize - 1).unwrap();
         slots.append(pool.take().unwrap().into());
         assert_eq!(
@@ -535,7 +548,7 @@ mod tests {
 
     #[test]
     fn an_external_pool_adopts_only_what_the_engine_owns() {
-        let mut pool = Pool::<Kv>::new(PoolConfig::external(2));
+        let mut pool = Pool::<KvPage>::new(PoolConfig::external(2));
         assert!(pool.check_adoptable(&[1, 2]).is_ok());
         let page = pool.adopt(&[1]);
         for (ids, why) in [

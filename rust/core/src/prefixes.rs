@@ -1,19 +1,18 @@
-//! Cached prefixes: the tree with the slots it owns, their pins and the order in which they are
-//! evicted.
+//! Cached prefixes: the tree with the slots it owns, their pins and what of them can be evicted.
 //!
-//! Everything that changes a node's pins, children or checkpoint goes through here, so that
-//! counters and eviction order follow in one place. Knows no sequences and no steps.
+//! Everything that changes a node's pins, children or checkpoint goes through here, so counters and
+//! the policy follow in one place. Knows no sequences and no steps.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
-use crate::digest::{Decision, Digest};
-use crate::evict::{Lru, Order, Policy};
-use crate::fault::{Fault, seeded};
-use crate::key::Grid;
-use crate::node::{Checkpoint, Listed, Node, NodeId, Parent};
-use crate::pool::{Checkpoint as CheckpointTag, Kv, Pool, PoolConfig, Slot, Slots};
-use crate::tree::Tree;
+use crate::audit::faults::{Fault, seeded};
+use crate::checkpoint::{Cached, Listed};
+use crate::event::{Event, Events};
+use crate::namespace::Namespace;
+use crate::policy::{Candidate, CandidateId, Policy, Scope};
+use crate::pool::{CachedState, KvPage, Pool, PoolConfig, Slot, Slots};
+use crate::tree::{Grid, Node, NodeId, NodeIdx, Tree};
 
 /// What an eviction really freed, in all pools.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,56 +30,127 @@ impl AddAssign for Freed {
     }
 }
 
-/// A pin on one checkpoint: which store, and where it was.
+/// One checkpoint: where it was stored, and by which store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CheckpointPin {
+pub(crate) struct CheckpointId {
     pub(crate) node: NodeId,
     pub(crate) serial: u64,
 }
 
-/// Where a stored state comes from.
+/// A checkpoint that is not ready yet. Pins it, and its node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Write {
+    pub(crate) checkpoint: CheckpointId,
+    /// Depth from which on the tree's pages came with it.
+    pub(crate) brought: usize,
+    /// The step that writes it.
+    pub(crate) step: Option<u64>,
+}
+
+/// Where a state that is to be stored comes from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
     pub(crate) serial: u64,
-    /// No step is writing it.
+    /// Nothing that writes it is in flight, and it is known to be finite.
     pub(crate) ready: bool,
     /// How often it has been encoded since it was computed.
-    pub(crate) generation: u32,
+    pub(crate) encodings: u32,
 }
 
+/// What of a key the tree holds past the place where a lease ends.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Ahead {
+    /// A checkpoint at exactly the key's end, ready or not.
+    pub(crate) checkpoint: bool,
+    /// Pages that another request is still writing.
+    pub(crate) unproven: bool,
+}
+
+/// Children, pins and checkpoints decide what can be evicted; the policy decides what goes first.
 pub(crate) struct Prefixes {
-    pub(crate) grid: Grid,
-    pub(crate) tree: Tree,
-    pub(crate) kv: Pool<Kv>,
-    pub(crate) checkpoints: Pool<CheckpointTag>,
-    pub(crate) order: Order,
-    /// Checkpoints that left their node while pinned; freed with their last pin.
-    pub(crate) withdrawn: BTreeMap<u64, Checkpoint>,
-    /// Of the whole cache: it lives where victims are chosen, which nothing above this sees.
-    pub(crate) digest: Digest,
+    tree: Tree,
+    kv: Pool<KvPage>,
+    checkpoints: Pool<CachedState>,
     policy: Box<dyn Policy>,
+    /// Counts stores and hits.
+    clock: u64,
+    /// Checkpoints that left their node while pinned; freed with their last pin.
+    withdrawn: BTreeMap<u64, Cached>,
+    /// Kept here because evictions are decided here.
+    events: Events,
 }
 
 impl Prefixes {
-    pub(crate) fn new(grid: Grid, kv: PoolConfig, checkpoints: PoolConfig) -> Self {
+    pub(crate) fn new(
+        grid: Grid,
+        kv: PoolConfig,
+        checkpoints: PoolConfig,
+        policy: Box<dyn Policy>,
+    ) -> Self {
         Self {
-            grid,
             tree: Tree::new(grid),
             kv: Pool::new(kv),
             checkpoints: Pool::new(checkpoints),
-            order: Order::default(),
+            policy,
+            clock: 0,
             withdrawn: BTreeMap::new(),
-            digest: Digest::default(),
-            policy: Box::new(Lru::default()),
+            events: Events::default(),
         }
     }
 
-    pub(crate) fn set_policy(&mut self, policy: Box<dyn Policy>) {
-        self.policy = policy;
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    pub(crate) fn grid(&self) -> Grid {
+        self.tree.grid()
+    }
+
+    pub(crate) fn kv(&self) -> &Pool<KvPage> {
+        &self.kv
+    }
+
+    pub(crate) fn kv_mut(&mut self) -> &mut Pool<KvPage> {
+        &mut self.kv
+    }
+
+    pub(crate) fn checkpoints(&self) -> &Pool<CachedState> {
+        &self.checkpoints
+    }
+
+    pub(crate) fn checkpoints_mut(&mut self) -> &mut Pool<CachedState> {
+        &mut self.checkpoints
+    }
+
+    pub(crate) fn policy(&self) -> &dyn Policy {
+        &*self.policy
+    }
+
+    pub(crate) fn withdrawn(&self) -> &BTreeMap<u64, Cached> {
+        &self.withdrawn
+    }
+
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    #[inline]
+    pub(crate) fn emit(&mut self, event: Event) {
+        self.events.emit(event);
+    }
+
+    /// Whether nodes own pages; not in a purely linear model.
+    pub(crate) fn has_kv(&self) -> bool {
+        self.kv.config().capacity > 0
+    }
+
+    /// Tells the policy that a request begins.
+    pub(crate) fn begin(&mut self) {
+        self.policy.begin();
     }
 
     /// Pins a node. Walks up only while a count goes from 0 to 1.
-    pub(crate) fn pin(&mut self, index: u32) {
+    pub(crate) fn pin(&mut self, index: NodeIdx) {
         let mut next = Some(index);
         while let Some(at) = next {
             let node = self.tree.node_mut(at);
@@ -91,13 +161,13 @@ impl Prefixes {
             if !seeded(Fault::WrongCounter) {
                 self.kv.pin(node.pages.len());
             }
-            next = self.tree.parent(at);
+            next = node.parent;
         }
-        self.order.refresh(index, self.tree.node_mut(index));
+        self.refresh(index);
     }
 
     /// Takes a pin off a node; what nothing keeps any more goes with it.
-    pub(crate) fn unpin(&mut self, index: u32) {
+    pub(crate) fn unpin(&mut self, index: NodeIdx) {
         let mut next = Some(index);
         while let Some(at) = next {
             let node = self.tree.node_mut(at);
@@ -106,51 +176,39 @@ impl Prefixes {
                 break;
             }
             self.kv.unpin(node.pages.len());
-            next = self.tree.parent(at);
+            next = node.parent;
         }
-        self.settle_node(index);
+        self.prune(index);
     }
 
     /// Pins the checkpoint of a node, and nothing else: the caller holds the node as well.
-    pub(crate) fn pin_checkpoint(&mut self, index: u32) -> CheckpointPin {
-        let id = self.tree.id(index);
-        let node = self.tree.node_mut(index);
-        let checkpoint = node
-            .checkpoint
-            .as_mut()
-            .expect("a hit is a node with a checkpoint");
-        let pin = CheckpointPin {
-            node: id,
-            serial: checkpoint.serial,
-        };
+    pub(crate) fn pin_checkpoint(&mut self, index: NodeIdx) -> CheckpointId {
+        let node = self.tree.id(index);
+        let checkpoint = self.checkpoint_mut(index);
         checkpoint.pins += 1;
-        if checkpoint.pins == 1 {
+        let first = checkpoint.pins == 1;
+        let serial = checkpoint.serial;
+        if first {
             self.checkpoints.pin(1);
         }
-        self.order.refresh(index, node);
-        pin
+        self.refresh(index);
+        CheckpointId { node, serial }
     }
 
     /// Ends a pin on a checkpoint, wherever that checkpoint is by now.
-    pub(crate) fn unpin_checkpoint(&mut self, pin: CheckpointPin) {
+    pub(crate) fn unpin_checkpoint(&mut self, pin: CheckpointId) {
         if let Some(checkpoint) = self.withdrawn.get_mut(&pin.serial) {
             checkpoint.pins -= 1;
             if checkpoint.pins == 0 {
-                let checkpoint = self
-                    .withdrawn
-                    .remove(&pin.serial)
-                    .expect("it was found above");
+                let checkpoint = self.withdrawn.remove(&pin.serial);
+                let checkpoint = checkpoint.expect("it was found above");
                 self.checkpoints.unpin(1);
                 self.checkpoints.release_cached(checkpoint.slot);
             }
             return;
         }
         let index = pin.node.index;
-        let node = self.tree.node_mut(index);
-        let checkpoint = node
-            .checkpoint
-            .as_mut()
-            .expect("a pinned checkpoint is in its node or withdrawn");
+        let checkpoint = self.checkpoint_mut(index);
         assert_eq!(
             checkpoint.serial, pin.serial,
             "a pinned checkpoint is never replaced"
@@ -159,11 +217,16 @@ impl Prefixes {
         if checkpoint.pins == 0 {
             self.checkpoints.unpin(1);
         }
-        self.order.refresh(index, node);
+        self.refresh(index);
+    }
+
+    fn checkpoint_mut(&mut self, index: NodeIdx) -> &mut Cached {
+        let checkpoint = self.tree.node_mut(index).checkpoint.as_mut();
+        checkpoint.expect("a pinned checkpoint is in its node or withdrawn")
     }
 
     /// The slot of a pinned checkpoint.
-    pub(crate) fn pinned_slot(&self, pin: CheckpointPin) -> u32 {
+    pub(crate) fn pinned_slot(&self, pin: CheckpointId) -> u32 {
         let in_node = || self.tree.node(pin.node.index).checkpoint.as_ref();
         let checkpoint = self.withdrawn.get(&pin.serial).or_else(in_node);
         checkpoint
@@ -172,99 +235,117 @@ impl Prefixes {
             .id()
     }
 
-    /// Gives the checkpoint that a hit consumed a new rank.
-    pub(crate) fn touch(&mut self, index: u32) {
-        let node = self.tree.node_mut(index);
-        let depth = node.end;
-        let checkpoint = node
-            .checkpoint
-            .as_mut()
-            .expect("a hit is a node with a checkpoint");
-        self.order.delist(index, checkpoint);
-        checkpoint.rank = self.policy.consumed(depth, checkpoint.rank);
-        self.order.refresh(index, node);
+    /// A request continues from the checkpoint of a node, which it has pinned.
+    pub(crate) fn touch(&mut self, index: NodeIdx) {
+        self.clock += 1;
+        let used = self.clock;
+        self.checkpoint_mut(index).used = used;
+        let candidate = self.candidate(index);
+        self.policy.hit(&candidate);
     }
 
     /// Puts a state at the end of a node. Until it is ready it is pinned, with its node.
-    pub(crate) fn attach(&mut self, index: u32, slot: Slot<CheckpointTag>, origin: Origin) {
-        let Origin {
-            serial,
-            ready,
-            generation,
-        } = origin;
+    pub(crate) fn attach(&mut self, index: NodeIdx, slot: Slot<CachedState>, origin: Origin) {
         self.checkpoints.enter_tree(1);
-        let depth = self.tree.node(index).end;
-        let rank = self.policy.created(depth);
-        let checkpoint = Checkpoint {
+        self.clock += 1;
+        let checkpoint = Cached {
             slot,
-            serial,
-            generation,
-            rank,
+            serial: origin.serial,
+            encodings: origin.encodings,
+            used: self.clock,
             pins: 0,
-            ready,
-            listed: Listed::default(),
+            ready: origin.ready,
+            listed: Listed::No,
         };
         let before = self.tree.node_mut(index).checkpoint.replace(checkpoint);
         assert!(before.is_none(), "a node has at most one checkpoint");
-        if !ready {
+        if !origin.ready {
             self.pin_checkpoint(index);
             self.pin(index);
         }
-        self.order.refresh(index, self.tree.node_mut(index));
+        self.refresh(index);
+        self.push_anchors(index);
     }
 
-    /// The step that wrote a checkpoint has retired: it can be hit, unless it was withdrawn
-    /// meanwhile.
-    pub(crate) fn written(&mut self, pin: CheckpointPin) {
-        let node = self.tree.node_mut(pin.node.index);
-        if let Some(checkpoint) = node
-            .checkpoint
-            .as_mut()
-            .filter(|checkpoint| checkpoint.serial == pin.serial)
-        {
+    /// A checkpoint is written and known to be finite: it can be hit, and other requests may share
+    /// the pages that came with it, unless it was withdrawn meanwhile.
+    pub(crate) fn written(&mut self, write: Write) {
+        let CheckpointId { node, serial } = write.checkpoint;
+        let at = self.tree.node_mut(node.index);
+        if let Some(checkpoint) = at.checkpoint.as_mut().filter(|it| it.serial == serial) {
             checkpoint.ready = true;
         }
-        self.unpin_checkpoint(pin);
-        self.unpin(pin.node.index);
+        self.prove(node.index, write.brought);
+        self.unpin_checkpoint(write.checkpoint);
+        self.unpin(node.index);
     }
 
-    /// Takes a refused checkpoint out of lookups' sight, and all that stands on the pages from
-    /// `brought` on, which came with it. Returns how many checkpoints that were. Once its node
-    /// is gone, nothing tells which pages above it those were.
-    pub(crate) fn refuse(&mut self, id: NodeId, serial: u64, brought: usize) -> u64 {
+    /// The pages of a path past `depth` may be shared from now on; splits within them that nothing
+    /// needs are undone.
+    fn prove(&mut self, index: NodeIdx, depth: usize) {
+        let tree = &self.tree;
+        let brought = tree.path(index).take_while(|&at| {
+            let node = tree.node(at);
+            node.end > depth && node.attached
+        });
+        let brought: Vec<NodeIdx> = brought.collect();
+        for &at in &brought {
+            self.tree.node_mut(at).proven = true;
+        }
+        for at in brought {
+            // Each took over the run above it, if that was needless: then it is not there any more.
+            if let Some(parent) = self.tree.node_at(at).and_then(|node| node.parent) {
+                self.join(parent);
+            }
+        }
+    }
+
+    /// Takes a checkpoint out of lookups' sight whose content is not finite, with the pages from
+    /// depth `brought` on that came with it and all checkpoints that stand on those. Returns how
+    /// many checkpoints that were: none if this one is gone already.
+    pub(crate) fn invalidate(&mut self, checkpoint: CheckpointId, brought: usize) -> u64 {
+        let CheckpointId { node: id, serial } = checkpoint;
         let Some(node) = self.tree.get(id) else {
             return 0;
         };
-        let suspects = if node.attached && brought < node.end {
-            self.tree.detach(self.tree.climb(id.index, brought + 1))
-        } else if node
+        if node
             .checkpoint
             .as_ref()
-            .is_some_and(|checkpoint| checkpoint.serial == serial)
+            .is_none_or(|it| it.serial != serial)
         {
-            vec![id.index]
-        } else {
             return 0;
-        };
-        self.digest.note(Decision::Refuse, [serial]);
-        let mut withdrawn = 0;
-        for index in suspects {
-            // What nothing keeps may have gone with one before it.
-            if self
-                .tree
-                .node_at(index)
-                .is_some_and(|node| node.checkpoint.is_some())
-            {
-                self.evict(index);
-                withdrawn += 1;
-            }
         }
-        withdrawn
+        let mut suspects = vec![id.index];
+        if brought < node.end {
+            let top = self.tree.climb(id.index, brought + 1);
+            if self.tree.node(top).start() < brought {
+                // Pages that came before were joined with these.
+                self.tree.split(top, brought);
+            }
+            suspects = self.tree.detach(top);
+        }
+        self.emit(Event::Invalidate { serial });
+        let states = self.evict_all(suspects).0;
+        self.emit(Event::Invalid { states });
+        states
+    }
+
+    /// Evicts the checkpoints of `nodes`, the oldest store first, so that the order does not depend
+    /// on where nodes lie. Returns how many there were, and what that freed.
+    fn evict_all(&mut self, nodes: impl IntoIterator<Item = NodeIdx>) -> (u64, Freed) {
+        let checkpoint = |index| Some((self.tree.node(index).checkpoint.as_ref()?.serial, index));
+        let mut found: Vec<_> = nodes.into_iter().filter_map(checkpoint).collect();
+        found.sort_unstable();
+        let mut freed = Freed::default();
+        for &(_, index) in &found {
+            freed += self.evict(index);
+        }
+        (found.len() as u64, freed)
     }
 
     /// The node of a path at `depth`, which the path from `at` reaches or passes; cuts a run if
     /// needed.
-    pub(crate) fn node_at(&mut self, at: u32, depth: usize) -> u32 {
+    pub(crate) fn node_at(&mut self, at: NodeIdx, depth: usize) -> NodeIdx {
         let index = self.tree.climb(at, depth);
         if self.tree.node(index).end == depth {
             index
@@ -273,48 +354,71 @@ impl Prefixes {
         }
     }
 
-    /// Whether the key has a checkpoint, ready or being written, at exactly its end. Changes
-    /// nothing.
-    pub(crate) fn has_checkpoint(&self, from: Option<u32>, tokens: &[u32]) -> bool {
-        let Some(from) = from else { return false };
+    /// What the tree holds of a key past `from`, a node on its path. Changes nothing.
+    pub(crate) fn ahead(&self, from: Option<NodeIdx>, tokens: &[u32]) -> Ahead {
+        let Some(from) = from else {
+            return Ahead::default();
+        };
         let depth = tokens.len();
+        let mut unproven = false;
         let index = if depth <= self.tree.node(from).end {
             self.tree.climb(from, depth)
         } else {
-            self.tree.walk(from, tokens, |_, _| ()).node
+            let reach = self
+                .tree
+                .walk(from, tokens, |_, node| unproven |= !node.proven);
+            unproven |= reach
+                .inside
+                .is_some_and(|inside| !self.tree.node(inside).proven);
+            reach.node
         };
         let node = self.tree.node(index);
-        node.end == depth && node.checkpoint.is_some()
+        Ahead {
+            checkpoint: node.end == depth && node.checkpoint.is_some(),
+            unproven,
+        }
     }
 
     /// Walks from `from` along the key, cutting the run in which it leaves the tree, and returns
     /// the node it reaches.
-    pub(crate) fn descend(&mut self, from: u32, tokens: &[u32]) -> u32 {
+    pub(crate) fn descend(&mut self, from: NodeIdx, tokens: &[u32]) -> NodeIdx {
         let reach = self.tree.walk(from, tokens, |_, _| ());
-        if reach.matched == self.tree.node(reach.node).end {
-            return reach.node;
+        match reach.inside {
+            Some(inside) => self.tree.split(inside, reach.matched),
+            None => reach.node,
         }
-        let rest = &tokens[self.tree.node(reach.node).end..];
-        let (child, _) = self
-            .tree
-            .step(reach.node, rest)
-            .expect("the walk stopped inside this child");
-        self.tree.split(child, reach.matched)
     }
 
-    /// Hangs the key's rest below `parent`; its pages move from the sequence to the tree.
-    pub(crate) fn extend(&mut self, parent: u32, key: &[u32], pages: Slots<Kv>) -> u32 {
+    /// The root of a namespace, made if there is none.
+    pub(crate) fn ensure_root(&mut self, namespace: &Namespace) -> NodeIdx {
+        self.tree.ensure_root(namespace)
+    }
+
+    /// Hangs the key's rest below `parent`; its pages move from the sequence to the tree. They are
+    /// proven if no writer is in flight.
+    pub(crate) fn extend(
+        &mut self,
+        parent: NodeIdx,
+        key: &[u32],
+        pages: Slots<KvPage>,
+        proven: bool,
+    ) -> NodeIdx {
         self.kv.enter_tree(pages.len());
-        let leaf = self.tree.add_leaf(parent, key, pages);
-        self.order.refresh(parent, self.tree.node_mut(parent));
+        let leaf = self.tree.add_leaf(parent, key, pages, proven);
+        self.refresh(parent);
         leaf
+    }
+
+    /// The next to be evicted.
+    pub(crate) fn victim(&mut self, scope: Scope) -> Option<CandidateId> {
+        self.policy.victim(scope)
     }
 
     /// Evicts states until `n` checkpoint slots are free that were not, or none is left to evict.
     pub(crate) fn evict_checkpoints(&mut self, n: usize) -> Freed {
         let mut freed = Freed::default();
         while freed.checkpoints < n
-            && let Some(index) = self.order.first_state()
+            && let Some(CandidateId(index)) = self.policy.victim(Scope::State)
         {
             freed += self.evict(index);
         }
@@ -327,7 +431,7 @@ impl Prefixes {
         let mut freed = Freed::default();
         while freed.kv < n
             && self.kv.usage().evictable > 0
-            && let Some(index) = self.order.first_leaf()
+            && let Some(CandidateId(index)) = self.policy.victim(Scope::Leaf)
         {
             freed += self.evict(index);
         }
@@ -337,39 +441,29 @@ impl Prefixes {
     /// Frees everything unpinned and hides the rest from lookups; pinned checkpoints wait as
     /// withdrawn.
     pub(crate) fn reset(&mut self) -> Freed {
-        let with_checkpoint: Vec<u32> = self
-            .tree
-            .nodes()
-            .filter(|(_, node)| node.checkpoint.is_some())
-            .map(|(index, _)| index)
-            .collect();
-        let mut freed = Freed::default();
-        for index in with_checkpoint {
-            freed += self.evict(index);
-        }
+        let nodes: Vec<NodeIdx> = self.tree.nodes().map(|(index, _)| index).collect();
+        let (_, freed) = self.evict_all(nodes);
         self.tree.detach_all();
         freed
     }
 
     /// Takes the checkpoint from a node, and the node if nothing else keeps it.
-    fn evict(&mut self, index: u32) -> Freed {
+    fn evict(&mut self, index: NodeIdx) -> Freed {
         let mut freed = self.drop_checkpoint(index);
-        freed.kv += self.settle_node(index);
+        freed.kv += self.prune(index);
         freed
     }
 
     /// Frees a node's state, or lets it wait for its last pin.
-    fn drop_checkpoint(&mut self, index: u32) -> Freed {
-        let node = self.tree.node_mut(index);
-        let mut checkpoint = node
-            .checkpoint
-            .take()
-            .expect("the caller saw a checkpoint here");
-        self.digest.note(
-            Decision::Withdraw,
-            [checkpoint.slot.id().into(), checkpoint.serial],
-        );
-        self.order.delist(index, &mut checkpoint);
+    fn drop_checkpoint(&mut self, index: NodeIdx) -> Freed {
+        self.list(index, Listed::No);
+        let checkpoint = self.tree.node_mut(index).checkpoint.take();
+        let checkpoint = checkpoint.expect("the caller saw a checkpoint here");
+        self.emit(Event::Withdraw {
+            slot: checkpoint.slot.id(),
+            serial: checkpoint.serial,
+        });
+        self.push_anchors(index);
         if checkpoint.pins > 0 && !seeded(Fault::EarlyFree) {
             self.withdrawn.insert(checkpoint.serial, checkpoint);
             return Freed::default();
@@ -385,8 +479,9 @@ impl Prefixes {
     }
 
     /// After a node has lost a pin, a child or its checkpoint: removes it and every node above that
-    /// is left bare, and lists what may now be evicted. Returns the pages freed.
-    fn settle_node(&mut self, index: u32) -> usize {
+    /// is left bare, joins what no longer branches, and lists what may now be evicted. Returns the
+    /// pages freed.
+    fn prune(&mut self, index: NodeIdx) -> usize {
         let mut freed = 0;
         let mut at = index;
         while self.tree.node(at).is_bare() {
@@ -394,11 +489,117 @@ impl Prefixes {
             freed += pages.len();
             self.kv.release_cached(pages);
             match parent {
-                Parent::Node(parent) => at = parent,
-                Parent::Root(_) => return freed,
+                Some(parent) => at = parent,
+                None => return freed,
             }
         }
-        self.order.refresh(at, self.tree.node_mut(at));
+        self.refresh(at);
+        self.join(at);
         freed
+    }
+
+    /// Joins a node with the run below it if it neither branches, nor holds a state, nor is leased.
+    /// Returns whether it did. A run that is still being written keeps its end, so that a refusal
+    /// finds the pages that came with it.
+    fn join(&mut self, upper: NodeIdx) -> bool {
+        if seeded(Fault::SplitForGood) {
+            return false;
+        }
+        match self.tree.needless(upper) {
+            Some(lower) => self.tree.join(upper, lower),
+            None => return false,
+        }
+        true
+    }
+
+    /// Tells the policy what a node's pins, children and state now say. Decided only here.
+    fn refresh(&mut self, index: NodeIdx) {
+        let node = self.tree.node(index);
+        let Some(checkpoint) = &node.checkpoint else {
+            return;
+        };
+        let wanted = if checkpoint.pins > 0 && !seeded(Fault::IgnoredPin) {
+            Listed::No
+        } else if node.is_free_leaf() {
+            Listed::Leaf
+        } else {
+            Listed::State
+        };
+        self.list(index, wanted);
+    }
+
+    fn list(&mut self, index: NodeIdx, wanted: Listed) {
+        let before = self.checkpoint_mut(index).listed;
+        if before == wanted {
+            return;
+        }
+        if wanted == Listed::No {
+            // As it was last told.
+            let candidate = self.candidate(index);
+            self.policy.remove(&candidate);
+        }
+        self.checkpoint_mut(index).listed = wanted;
+        if wanted != Listed::No {
+            let candidate = self.candidate(index);
+            if before == Listed::No {
+                self.policy.insert(&candidate);
+            } else {
+                self.policy.update(&candidate);
+            }
+        }
+    }
+
+    /// The checkpoint of a node as a policy sees it.
+    pub(crate) fn candidate(&self, index: NodeIdx) -> Candidate {
+        let node = self.tree.node(index);
+        let checkpoint = node.checkpoint.as_ref();
+        let checkpoint = checkpoint.expect("a candidate is a checkpoint");
+        let leaf = checkpoint.listed == Listed::Leaf;
+        let pages = if leaf { node.pages.len() as u64 } else { 0 };
+        let page_bytes = self.kv.config().unit_bytes;
+        let state_bytes = self.checkpoints.config().unit_bytes;
+        Candidate {
+            id: CandidateId(index),
+            depth: node.end,
+            anchor: self.anchor(index),
+            used: checkpoint.used,
+            leaf,
+            bytes: state_bytes.saturating_add(pages.saturating_mul(page_bytes)),
+        }
+    }
+
+    /// Depth of the nearest checkpoint above a node, if the policy wants to know.
+    fn anchor(&self, index: NodeIdx) -> usize {
+        if !self.policy.wants_anchors() {
+            return 0;
+        }
+        let mut above = self.tree.path(index).skip(1);
+        let anchor = above.find(|&at| self.tree.node(at).checkpoint.is_some());
+        anchor.map_or(0, |at| self.tree.node(at).end)
+    }
+
+    /// Tells the policy the new anchors of the nearest checkpoints below a node, after that node
+    /// has got or lost its own.
+    fn push_anchors(&mut self, index: NodeIdx) {
+        if !self.policy.wants_anchors() {
+            return;
+        }
+        let mut next: Vec<NodeIdx> = self.tree.children(index).collect();
+        while let Some(at) = next.pop() {
+            match &self.tree.node(at).checkpoint {
+                None => next.extend(self.tree.children(at)),
+                Some(checkpoint) if checkpoint.listed == Listed::No => {}
+                Some(_) => {
+                    let candidate = self.candidate(at);
+                    self.policy.update(&candidate);
+                }
+            }
+        }
+    }
+
+    /// The tree and the withdrawn checkpoints, for tests that damage them.
+    #[cfg(test)]
+    pub(crate) fn damage(&mut self) -> (&mut Tree, &mut BTreeMap<u64, Cached>) {
+        (&mut self.tree, &mut self.withdrawn)
     }
 }

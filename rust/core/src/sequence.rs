@@ -1,16 +1,18 @@
 //! Running requests: start, grow, checkpoint, end. Built on the ledger alone, like the lower layer
-//! in `lease.rs`.
+//! in `engine.rs`.
 
 use std::borrow::Cow;
 
-use crate::cache::{Cache, Writing};
-use crate::digest::{Decision, tail};
+use crate::cache::Cache;
+use crate::checkpoint::{Commit, Rejected, Reservation, Skip, check_depth};
+use crate::digest::tail;
 use crate::error::{Error, Misuse, Shortage};
+use crate::event::Event;
 use crate::handle::{Kind, Pending, Sequence};
-use crate::key::Namespace;
-use crate::ledger::{Holdings, Leased, Ledger, Skip, Stored};
-use crate::lookup::{Hit, Match};
-use crate::pool::{Checkpoint, Kv, PoolKind, Slot, Slots};
+use crate::ledger::{Holdings, Leased, Ledger};
+use crate::lookup::{Match, Reusable};
+use crate::namespace::Namespace;
+use crate::pool::{KvPage, PoolKind, Slots};
 
 /// The record behind a [`Sequence`].
 #[derive(Debug)]
@@ -66,33 +68,6 @@ pub struct Started {
     pub begin: Begin,
 }
 
-/// Result of reserving a checkpoint.
-#[derive(Debug)]
-pub enum Reservation {
-    /// Encode into its slot, then commit.
-    Pending(Pending),
-    /// Nothing is to be stored.
-    Skipped(Skip),
-}
-
-/// Result of committing a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Commit {
-    /// It is in the tree.
-    Stored(Stored),
-    /// It is not, and its slot was given back.
-    Skipped(Skip),
-}
-
-impl From<Result<Stored, Skip>> for Commit {
-    fn from(outcome: Result<Stored, Skip>) -> Self {
-        match outcome {
-            Ok(stored) => Self::Stored(stored),
-            Err(skip) => Self::Skipped(skip),
-        }
-    }
-}
-
 /// What a sequence holds, read in place.
 #[derive(Clone, Copy)]
 pub struct SequenceView<'a> {
@@ -135,9 +110,9 @@ impl<'a> SequenceView<'a> {
     /// shared ones.
     pub fn pages(self) -> Vec<u32> {
         let holdings = &self.running.lease.holdings;
-        let mut pages = holdings
-            .node
-            .map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node));
+        let mut pages = holdings.node.map_or_else(Vec::new, |node| {
+            self.ledger.prefixes.tree().path_pages(node)
+        });
         holdings.pages.write_ids(&mut pages);
         pages
     }
@@ -145,7 +120,7 @@ impl<'a> SequenceView<'a> {
 
 impl Running {
     /// Private pages that a deeper lease at `depth` takes over or replaces.
-    fn pages_to(&mut self, depth: usize, page: usize) -> Slots<Kv> {
+    fn pages_to(&mut self, depth: usize, page: usize) -> Slots<KvPage> {
         let pages = &mut self.lease.holdings.pages;
         let rest = pages.split_off(depth.saturating_sub(self.lease.depth) / page);
         std::mem::replace(pages, rest)
@@ -163,35 +138,25 @@ impl Running {
 
     fn check_source(&self, ledger: &Ledger, depth: usize, source: u32) -> Result<(), Misuse> {
         check_depth(ledger, depth)?;
+        if depth > self.written() {
+            let end = self.written();
+            return Err(Misuse::DepthPastEnd { depth, end });
+        }
         let known = if ledger.active.config().external {
             ledger.active.in_range(source)
         } else {
-            self.lease.holdings.active.ids().any(|slot| slot == source)
+            let mut slots = self.lease.holdings.active.ids();
+            slots.any(|slot| slot == source)
         };
-        match () {
-            () if depth > self.written() => Err(Misuse::DepthPastEnd {
-                depth,
-                end: self.written(),
-            }),
-            () if !known => Err(Misuse::NotYourSlot { slot: source }),
-            () if !self.loaded => Err(Misuse::NotLoaded),
-            () => Ok(()),
+        if !known {
+            return Err(Misuse::NotYourSlot { slot: source });
+        }
+        if self.loaded {
+            Ok(())
+        } else {
+            Err(Misuse::NotLoaded)
         }
     }
-}
-
-pub(crate) fn check_depth(ledger: &Ledger, depth: usize) -> Result<(), Misuse> {
-    let legal = ledger.prefixes.grid.legal;
-    if depth.is_multiple_of(legal) {
-        Ok(())
-    } else {
-        Err(Misuse::Unaligned { depth, legal })
-    }
-}
-
-/// A slot in a digest; no slot has id 0.
-fn number(slot: Option<u32>) -> u64 {
-    slot.unwrap_or_default().into()
 }
 
 /// One prompt of [`Cache::start_many`].
@@ -221,7 +186,7 @@ impl Cache {
         tokens: impl Into<Cow<'a, [u32]>>,
         options: StartOptions,
     ) -> Result<Started, Error> {
-        self.settle();
+        self.collect_dropped();
         self.attempt(|cache| cache.try_start(namespace, tokens.into(), options))
     }
 
@@ -231,41 +196,41 @@ impl Cache {
         tokens: Cow<'_, [u32]>,
         options: StartOptions,
     ) -> Result<Started, Error> {
-        let hit = self.find(namespace, &tokens, options.max_length)?;
-        let hit = if options.no_read { Hit::NOTHING } else { hit };
+        let mut reusable = self.find(namespace, &tokens, options.max_length)?;
+        if options.no_read {
+            reusable = Reusable::NOTHING;
+        }
         let reserve = options.reserve.unwrap_or(tokens.len());
         self.ledger.feasible(reserve.max(tokens.len()))?;
 
-        let claimed = reserve.max(hit.length);
-        let pages = self.ledger.pages_for(claimed) - self.ledger.pages_for(hit.length);
-        let mut lease = self.ledger.lease(namespace, hit);
+        let claimed = reserve.max(reusable.length);
+        let pages = self.ledger.pages_for(claimed) - self.ledger.pages_for(reusable.length);
+        let mut lease = self.ledger.lease(namespace, reusable);
         match self.ledger.claim(pages) {
             Ok(Holdings { pages, active, .. }) => {
-                lease.holdings = Holdings {
-                    pages,
-                    active,
-                    ..lease.holdings
-                };
+                lease.holdings.pages = pages;
+                lease.holdings.active = active;
             }
             Err(short) => {
+                // Not `give_back`: no step can have touched a pin that is a moment old.
                 self.ledger.release(lease.holdings);
                 return Err(short.into());
             }
         }
-        self.ledger.stats.starts += 1;
+        self.ledger.prefixes.begin();
         if !options.no_read {
-            self.ledger.consume(hit);
+            self.ledger.consume(reusable);
         }
-        let (tokens, reused) = (tokens.into_owned(), hit.length);
         let running = Running {
             lease,
-            tokens,
+            tokens: tokens.into_owned(),
             claimed,
-            reused,
+            reused: reusable.length,
             loaded: false,
             no_store: options.no_store,
         };
-        Ok(self.admit(running, self.describe(namespace, hit)))
+        let matched = self.describe(namespace, reusable);
+        Ok(self.admit(running, matched))
     }
 
     /// A scheduler step's worth of starts, in order; each succeeds or fails on its own.
@@ -293,7 +258,9 @@ impl Cache {
             return Err(Misuse::AlreadyLoaded);
         }
         let checkpoint = running.lease.holdings.checkpoint.take();
-        self.note(Decision::Loaded, [sequence.0.serial]);
+        self.ledger.emit(Event::Loaded {
+            owner: sequence.0.serial,
+        });
         self.ledger.give_back(Holdings {
             checkpoint,
             ..Holdings::default()
@@ -320,7 +287,10 @@ impl Cache {
     /// [`Shortage`]: nothing has changed.
     pub fn grow(&mut self, sequence: &Sequence, n: usize) -> Result<(), Error> {
         self.running(sequence)?;
-        self.note(Decision::Grow, [sequence.0.serial, n as u64]);
+        self.ledger.emit(Event::Grow {
+            owner: sequence.0.serial,
+            by: n,
+        });
         self.attempt(|cache| cache.try_grow(sequence, n))
     }
 
@@ -349,7 +319,10 @@ impl Cache {
             });
         }
         running.tokens.extend_from_slice(tokens);
-        self.note(Decision::Append, [sequence.0.serial, tail(tokens)]);
+        self.ledger.emit(Event::Append {
+            owner: sequence.0.serial,
+            tokens: tail(tokens),
+        });
         Ok(())
     }
 
@@ -364,7 +337,9 @@ impl Cache {
         running.claimed = running.written();
         let keep = running.private_pages(&self.ledger);
         let pages = running.lease.holdings.pages.split_off(keep);
-        self.note(Decision::Shrink, [sequence.0.serial]);
+        self.ledger.emit(Event::Shrink {
+            owner: sequence.0.serial,
+        });
         self.ledger.give_back(Holdings {
             pages,
             ..Holdings::default()
@@ -379,9 +354,12 @@ impl Cache {
     /// [`Shortage`]; [`Misuse::PoolMode`] with an external active pool.
     pub fn take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
         self.running(sequence)?;
-        let id = self.attempt(|cache| cache.try_take_slot(sequence))?;
-        self.note(Decision::TakeSlot, [sequence.0.serial, id.into()]);
-        Ok(id)
+        let slot = self.attempt(|cache| cache.try_take_slot(sequence))?;
+        self.ledger.emit(Event::TakeSlot {
+            owner: sequence.0.serial,
+            slot,
+        });
+        Ok(slot)
     }
 
     fn try_take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
@@ -391,10 +369,8 @@ impl Cache {
                 Misuse::PoolMode("the engine allocates active slots: take one there").into(),
             );
         }
-        let (holdings, capacity) = (
-            &mut self.sequences[sequence.0.key].lease.holdings,
-            active.config().capacity as usize,
-        );
+        let capacity = active.config().capacity as usize;
+        let holdings = &mut self.sequences[sequence.0.key].lease.holdings;
         let wanted = holdings.active.len() + 1;
         if wanted > capacity {
             return Err(Shortage::NeverFits {
@@ -422,97 +398,25 @@ impl Cache {
         depth: usize,
         source: u32,
     ) -> Result<Reservation, Misuse> {
-        self.check_checkpoint(sequence, depth, source)?;
-        self.settle();
+        self.can_checkpoint(sequence, depth, source)?;
+        self.collect_dropped();
         let running = &self.sequences[sequence.0.key];
         let slot = if running.no_store {
-            self.ledger.stats.refusals.no_store += 1;
+            self.ledger.emit(Event::Skip(Skip::NoStore));
             Err(Skip::NoStore)
         } else {
-            self.ledger
-                .reserve(&running.lease, &running.tokens[..depth])
+            let tokens = &running.tokens[..depth];
+            self.ledger.reserve(&running.lease, tokens)
         };
         Ok(self.pend(sequence.0.serial, depth, slot))
     }
 
-    /// Publishes tokens, pages and state together, or nothing. Consumes the pending checkpoint in
-    /// every case.
-    ///
-    /// Private pages that turn out to be cached already are replaced by the cached ones in the same
-    /// operation; read the sequence's pages again when [`Stored::replaced`] is not empty or the
-    /// result is [`Skip::Duplicate`].
-    ///
-    /// # Errors
-    /// [`Misuse::NotYourPending`]; [`Misuse::PoolMode`] with an external KV pool, see
-    /// [`Cache::commit_pages`].
-    pub fn commit(&mut self, sequence: &Sequence, pending: Pending) -> Result<Commit, Misuse> {
-        self.check_commit(sequence, &pending)?;
-        self.settle();
-        let running = &self.sequences[sequence.0.key];
-        if let Err(skip) = self.ledger.check_current(&running.lease) {
-            return Ok(Commit::Skipped(skip));
-        }
-        let depth = pending.depth;
-        let state = self.writing(pending);
-        let running = &mut self.sequences[sequence.0.key];
-        let pages = running.pages_to(depth, self.ledger.prefixes.grid.page);
-        let (lease, tokens) = (&mut running.lease, &running.tokens[..depth]);
-        let (outcome, pages) = self
-            .ledger
-            .publish(self.inbox.cache, lease, tokens, pages, state);
-        self.ledger.give_back(Holdings {
-            pages,
-            ..Holdings::default()
-        });
-        Ok(outcome.into())
-    }
-
-    /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and
-    /// it is counted.
-    ///
-    /// # Errors
-    /// [`Misuse::WrongCache`]: the slot then goes back in its own cache.
-    pub fn discard(&mut self, pending: Pending) -> Result<Skip, Misuse> {
-        self.own(&pending.handle)?;
-        self.settle();
-        self.note(Decision::End, [pending.handle.serial]);
-        let state = Some(self.writing(pending));
-        self.ledger.give_back(Holdings {
-            state,
-            ..Holdings::default()
-        });
-        self.ledger.stats.refusals.non_finite += 1;
-        Ok(Skip::NonFinite)
-    }
-
-    /// Asks, before [`Cache::discard`] consumes it, whether a pending checkpoint was reserved in
-    /// this cache.
-    ///
-    /// # Errors
-    /// [`Misuse::WrongCache`].
-    pub fn check_pending(&self, pending: &Pending) -> Result<(), Misuse> {
-        self.own(&pending.handle)
-    }
-
-    /// Asks, before it consumes the pending checkpoint, whether [`Cache::commit`] is allowed.
-    ///
-    /// # Errors
-    /// As [`Cache::commit`].
-    pub fn check_commit(&self, sequence: &Sequence, pending: &Pending) -> Result<(), Misuse> {
-        self.own(&sequence.0)?;
-        if self.ledger.has_kv() && !self.ledger.allocates_kv() {
-            return Err(Misuse::PoolMode(
-                "the engine owns the kv pages: commit_pages names them",
-            ));
-        }
-        self.check_reserved_by(sequence.0.serial, pending)
-    }
-
-    /// Asks, before anything is evicted for it, whether [`Cache::reserve_checkpoint`] is allowed.
+    /// Asks whether [`Cache::reserve_checkpoint`] is allowed, before anything is evicted for it:
+    /// for callers that reserve several checkpoints or none.
     ///
     /// # Errors
     /// As [`Cache::reserve_checkpoint`].
-    pub fn check_checkpoint(
+    pub fn can_checkpoint(
         &self,
         sequence: &Sequence,
         depth: usize,
@@ -522,6 +426,49 @@ impl Cache {
         self.sequences[sequence.0.key].check_source(&self.ledger, depth, source)
     }
 
+    /// Publishes tokens, pages and state together, or nothing.
+    ///
+    /// Private pages that turn out to be cached already are replaced by the cached ones in the same
+    /// operation; read the sequence's pages again when [`Stored::replaced`](crate::Stored) is not
+    /// empty or the result is [`Skip::Duplicate`].
+    ///
+    /// # Errors
+    /// [`Misuse::NotYourPending`]; [`Misuse::PoolMode`] with an external KV pool, see
+    /// [`Cache::commit_pages`]. The pending checkpoint comes back with the error.
+    pub fn commit(&mut self, sequence: &Sequence, pending: Pending) -> Result<Commit, Rejected> {
+        let allowed = self.check_commit(sequence, &pending);
+        let pending = Rejected::unless(allowed, pending)?;
+        self.collect_dropped();
+        let depth = pending.depth;
+        let state = self.encoded(pending);
+        let running = &mut self.sequences[sequence.0.key];
+        let tokens = &running.tokens[..depth];
+        let admitted = match self.ledger.admit(&running.lease, tokens, state) {
+            Ok(admitted) => admitted,
+            Err(skip) => return Ok(Commit::Skipped(skip)),
+        };
+        let pages = running.pages_to(depth, self.ledger.prefixes.grid().page);
+        let tokens = &running.tokens[..depth];
+        let lease = &mut running.lease;
+        let cache = self.inbox.cache;
+        let (outcome, duplicates) = self.ledger.publish(cache, lease, tokens, pages, admitted);
+        self.ledger.give_back(Holdings {
+            pages: duplicates,
+            ..Holdings::default()
+        });
+        Ok(outcome.into())
+    }
+
+    fn check_commit(&self, sequence: &Sequence, pending: &Pending) -> Result<(), Misuse> {
+        self.own(&sequence.0)?;
+        if self.ledger.prefixes.has_kv() && !self.ledger.allocates_kv() {
+            return Err(Misuse::PoolMode(
+                "the engine owns the kv pages: commit_pages names them",
+            ));
+        }
+        self.check_reserved_by(sequence.0.serial, pending)
+    }
+
     /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in
     /// flight have retired.
     ///
@@ -529,7 +476,9 @@ impl Cache {
     /// [`Misuse::WrongCache`]: the sequence then ends in its own cache.
     pub fn finish(&mut self, sequence: Sequence) -> Result<(), Misuse> {
         self.running(&sequence)?;
-        self.note(Decision::End, [sequence.0.serial]);
+        self.ledger.emit(Event::End {
+            owner: sequence.0.serial,
+        });
         let running = self.sequences.remove(sequence.0.disarm());
         self.ledger.give_back(running.lease.holdings);
         Ok(())
@@ -544,22 +493,21 @@ impl Cache {
         self.finish(sequence)
     }
 
-    /// Settles, then finds the record of a sequence of this cache.
+    /// Collects dropped handles, then finds the record of a sequence of this cache.
     fn running(&mut self, sequence: &Sequence) -> Result<&mut Running, Misuse> {
         self.own(&sequence.0)?;
-        self.settle();
+        self.collect_dropped();
         Ok(&mut self.sequences[sequence.0.key])
     }
 
     fn admit(&mut self, running: Running, matched: Match) -> Started {
         let dst = running.lease.holdings.active.ids().next();
-        let numbers = [
-            tail(&running.tokens),
-            running.reused as u64,
-            running.claimed as u64,
-            number(dst),
-        ];
-        self.note(Decision::Start, numbers);
+        self.ledger.emit(Event::Start {
+            prompt: tail(&running.tokens),
+            reused: running.reused,
+            claimed: running.claimed,
+            slot: dst,
+        });
         let begin = match self.state_of(&running.lease) {
             Some(src) => Begin::Load { src, dst },
             None => Begin::Clear { dst },
@@ -571,52 +519,5 @@ impl Cache {
             matched,
             begin,
         }
-    }
-
-    pub(crate) fn pend(
-        &mut self,
-        owner: u64,
-        depth: usize,
-        slot: Result<Slot<Checkpoint>, Skip>,
-    ) -> Reservation {
-        self.note(
-            Decision::Reserve,
-            [
-                owner,
-                depth as u64,
-                number(slot.as_ref().ok().map(Slot::id)),
-            ],
-        );
-        let slot = match slot {
-            Ok(slot) => slot,
-            Err(skip) => return Reservation::Skipped(skip),
-        };
-        let id = slot.id();
-        let holdings = Holdings {
-            state: Some(slot),
-            ..Holdings::default()
-        };
-        let key = self.pending.insert(Writing { owner, holdings });
-        Reservation::Pending(Pending {
-            handle: self.handle(Kind::Pending, key),
-            slot: id,
-            depth,
-        })
-    }
-
-    pub(crate) fn check_reserved_by(&self, owner: u64, pending: &Pending) -> Result<(), Misuse> {
-        self.own(&pending.handle)?;
-        if self.pending[pending.handle.key].owner == owner {
-            Ok(())
-        } else {
-            Err(Misuse::NotYourPending)
-        }
-    }
-
-    /// Takes the slot out of a pending checkpoint.
-    pub(crate) fn writing(&mut self, pending: Pending) -> Slot<Checkpoint> {
-        self.note(Decision::Publish, [pending.handle.serial]);
-        let Writing { holdings, .. } = self.pending.remove(pending.handle.disarm());
-        holdings.state.expect("a pending checkpoint holds its slot")
     }
 }

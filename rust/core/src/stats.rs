@@ -1,5 +1,7 @@
 //! Monotonic counters: what was asked, what was found, what was refused, what was evicted and why.
 
+use crate::checkpoint::Skip;
+use crate::event::{Cause, Event};
 use crate::lookup::Reason;
 use crate::prefixes::Freed;
 
@@ -27,6 +29,8 @@ pub struct Refusals {
     pub reset: u64,
     /// Nothing to cache at depth 0.
     pub not_aligned: u64,
+    /// Pages on its path were still being written by another request.
+    pub not_ready: u64,
     /// The writer found a value that is not finite, or the checkpoint stood on pages that came
     /// with such a one.
     pub non_finite: u64,
@@ -86,7 +90,34 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn count_use(&mut self, reason: Reason, length: usize, kv_length: usize) {
+    /// Counts what an event counts for.
+    #[inline]
+    pub(crate) fn fold(&mut self, event: Event) {
+        match event {
+            Event::Lookup => self.lookups += 1,
+            Event::Start { .. } => self.starts += 1,
+            Event::Use {
+                reason,
+                length,
+                kv_length,
+            } => self.count_use(reason, length, kv_length),
+            Event::Skip(skip) => self.count_skip(skip),
+            Event::Store { .. } => self.stored += 1,
+            Event::Freed { cause, freed } => {
+                *match cause {
+                    Cause::Kv => &mut self.evictions.for_kv,
+                    Cause::Checkpoint => &mut self.evictions.for_checkpoint,
+                    Cause::Asked => &mut self.evictions.asked,
+                    Cause::Reset => &mut self.evictions.reset,
+                } += freed;
+            }
+            Event::Invalid { states } => self.refusals.non_finite += states,
+            Event::Reset => self.resets += 1,
+            _ => {}
+        }
+    }
+
+    fn count_use(&mut self, reason: Reason, length: usize, kv_length: usize) {
         match reason {
             Reason::Hit => self.hits += 1,
             Reason::NoPrefix => self.misses.no_prefix += 1,
@@ -96,5 +127,17 @@ impl Stats {
         }
         self.hit_tokens += length as u64;
         self.kv_matched_tokens += kv_length as u64;
+    }
+
+    fn count_skip(&mut self, skip: Skip) {
+        *match skip {
+            Skip::Duplicate => &mut self.duplicates,
+            Skip::NoRoom(_) => &mut self.refusals.no_room,
+            Skip::NotAligned => &mut self.refusals.not_aligned,
+            Skip::NoStore => &mut self.refusals.no_store,
+            Skip::NonFinite => &mut self.refusals.non_finite,
+            Skip::NotReady => &mut self.refusals.not_ready,
+            Skip::Reset => &mut self.refusals.reset,
+        } += 1;
     }
 }

@@ -1,7 +1,11 @@
-//! The radix tree: walk, split, attach, detach. Knows no pools and no recency.
+//! The radix tree: walk, split, join, attach, detach. Knows no pools and no recency.
 //!
-//! Children are found in one flat table keyed by (parent, first page), so a node costs no map of
-//! its own and a step down the tree one probe, whatever the fan-out.
+//! Children are found in one flat table keyed by (parent, first page), so a step down the tree is
+//! one probe whatever the fan-out. They are also linked as siblings, so that a subtree can be
+//! listed.
+
+mod grid;
+mod node;
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -10,14 +14,15 @@ use std::iter::successors;
 use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 
-use crate::fault::{Fault, seeded};
-use crate::key::{Grid, Namespace};
-use crate::node::{Node, NodeId, Parent};
-use crate::pool::{Kv, Slots};
+pub(crate) use self::grid::Grid;
+pub(crate) use self::node::{Node, NodeId, NodeIdx};
+use crate::audit::faults::{Fault, seeded};
+use crate::namespace::Namespace;
+use crate::pool::{KvPage, Slots};
 
 #[derive(Debug)]
 struct Entry {
-    generation: u32,
+    version: u32,
     node: Option<Node>,
 }
 
@@ -25,18 +30,22 @@ struct Entry {
 pub(crate) struct Tree {
     grid: Grid,
     entries: Vec<Entry>,
-    vacant: Vec<u32>,
-    children: HashTable<u32>,
-    roots: BTreeMap<Namespace, u32>,
+    vacant: Vec<NodeIdx>,
+    children: HashTable<NodeIdx>,
+    roots: BTreeMap<Namespace, NodeIdx>,
+    /// The other direction of `roots`, so that a node need not have room for a namespace.
+    namespaces: BTreeMap<NodeIdx, Namespace>,
 }
 
 /// Where a key leaves the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reach {
     /// Deepest node whose whole run matched.
-    pub(crate) node: u32,
+    pub(crate) node: NodeIdx,
     /// Tokens matched, those inside the next run included.
     pub(crate) matched: usize,
+    /// The node whose run matched only in part.
+    pub(crate) inside: Option<NodeIdx>,
 }
 
 impl Tree {
@@ -47,18 +56,20 @@ impl Tree {
             vacant: Vec::new(),
             children: HashTable::new(),
             roots: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
         }
     }
 
-    pub(crate) fn node(&self, index: u32) -> &Node {
-        self.entries[index as usize]
-            .node
-            .as_ref()
-            .expect("a tree link leads to a node")
+    pub(crate) fn grid(&self) -> Grid {
+        self.grid
     }
 
-    pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
-        self.entries[index as usize]
+    pub(crate) fn node(&self, index: NodeIdx) -> &Node {
+        self.node_at(index).expect("a tree link leads to a node")
+    }
+
+    pub(crate) fn node_mut(&mut self, index: NodeIdx) -> &mut Node {
+        self.entries[index.place()]
             .node
             .as_mut()
             .expect("a tree link leads to a node")
@@ -66,70 +77,77 @@ impl Tree {
 
     /// The node, if it still lives.
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
-        let entry = self.entries.get(id.index as usize)?;
-        entry
-            .node
-            .as_ref()
-            .filter(|_| entry.generation == id.generation)
+        let entry = self.entries.get(id.index.place())?;
+        entry.node.as_ref().filter(|_| entry.version == id.version)
     }
 
     /// The node at an index, if there is one: for checks, which trust no link.
-    pub(crate) fn node_at(&self, index: u32) -> Option<&Node> {
-        self.entries.get(index as usize)?.node.as_ref()
+    pub(crate) fn node_at(&self, index: NodeIdx) -> Option<&Node> {
+        self.entries.get(index.place())?.node.as_ref()
     }
 
-    pub(crate) fn id(&self, index: u32) -> NodeId {
-        NodeId {
-            index,
-            generation: self.entries[index as usize].generation,
-        }
+    pub(crate) fn id(&self, index: NodeIdx) -> NodeId {
+        let version = self.entries[index.place()].version;
+        NodeId { index, version }
     }
 
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = (u32, &Node)> {
-        (0..)
-            .zip(&self.entries)
-            .filter_map(|(index, entry)| Some((index, entry.node.as_ref()?)))
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (NodeIdx, &Node)> {
+        let entries = self.entries.iter().enumerate();
+        entries.filter_map(|(n, entry)| Some((NodeIdx::new(n), entry.node.as_ref()?)))
     }
 
     pub(crate) fn table_len(&self) -> usize {
         self.children.len()
     }
 
-    pub(crate) fn parent(&self, index: u32) -> Option<u32> {
-        match self.node(index).parent {
-            Parent::Root(_) => None,
-            Parent::Node(parent) => Some(parent),
-        }
+    /// The children of a node, those included that lookups do not see. Newest link first.
+    pub(crate) fn children(&self, index: NodeIdx) -> impl Iterator<Item = NodeIdx> {
+        successors(self.node(index).first_child, |&child| {
+            self.node(child).next_sibling
+        })
     }
 
-    pub(crate) fn root(&self, namespace: &Namespace) -> Option<u32> {
+    /// Every node below `top`, parents before their children.
+    pub(crate) fn below(&self, top: NodeIdx) -> Vec<NodeIdx> {
+        let mut found: Vec<NodeIdx> = self.children(top).collect();
+        let mut next = 0;
+        while let Some(&index) = found.get(next) {
+            found.extend(self.children(index));
+            next += 1;
+        }
+        found
+    }
+
+    pub(crate) fn root(&self, namespace: &Namespace) -> Option<NodeIdx> {
         self.roots.get(namespace).copied()
     }
 
+    /// Roots that lookups see, in the order of their namespaces.
+    pub(crate) fn roots(&self) -> impl Iterator<Item = (&Namespace, NodeIdx)> {
+        self.roots
+            .iter()
+            .map(|(namespace, &root)| (namespace, root))
+    }
+
+    /// The namespace of a root that lookups see.
+    pub(crate) fn namespace(&self, root: NodeIdx) -> Option<&Namespace> {
+        self.namespaces.get(&root)
+    }
+
     /// The root of a namespace, made if there is none: an empty namespace keeps nothing.
-    pub(crate) fn ensure_root(&mut self, namespace: &Namespace) -> u32 {
+    pub(crate) fn ensure_root(&mut self, namespace: &Namespace) -> NodeIdx {
         if let Some(root) = self.root(namespace) {
             return root;
         }
-        let root = self.put(Node {
-            parent: Parent::Root(Box::new(namespace.clone())),
-            key: Box::default(),
-            end: 0,
-            pages: Slots::default(),
-            children: 0,
-            latest: 0,
-            hash: 0,
-            pins: 0,
-            checkpoint: None,
-            attached: true,
-        });
+        let root = self.put(Node::new(None, Box::default(), 0));
         self.roots.insert(namespace.clone(), root);
+        self.namespaces.insert(root, namespace.clone());
         root
     }
 
     /// One step down: the child that `rest` enters, and how many tokens of its run match (at least
     /// a page).
-    pub(crate) fn step(&self, at: u32, rest: &[u32]) -> Option<(u32, usize)> {
+    pub(crate) fn child_on(&self, at: NodeIdx, rest: &[u32]) -> Option<(NodeIdx, usize)> {
         let child = self.child(at, rest.get(..self.grid.page)?)?;
         Some((child, self.grid.common(&self.node(child).key, rest)))
     }
@@ -138,18 +156,20 @@ impl Tree {
     /// run matches.
     pub(crate) fn walk<'a>(
         &'a self,
-        at: u32,
+        at: NodeIdx,
         tokens: &[u32],
-        mut visit: impl FnMut(u32, &'a Node),
+        mut visit: impl FnMut(NodeIdx, &'a Node),
     ) -> Reach {
         let mut reach = Reach {
             node: at,
             matched: self.node(at).end,
+            inside: None,
         };
-        while let Some((child, common)) = self.step(reach.node, &tokens[reach.matched..]) {
+        while let Some((child, common)) = self.child_on(reach.node, &tokens[reach.matched..]) {
             reach.matched += common;
             let node = self.node(child);
             if common < node.key.len() {
+                reach.inside = Some(child);
                 break;
             }
             reach.node = child;
@@ -158,21 +178,23 @@ impl Tree {
         reach
     }
 
+    /// The nodes from `at` up to its root.
+    pub(crate) fn path(&self, at: NodeIdx) -> impl Iterator<Item = NodeIdx> {
+        successors(Some(at), |&index| self.node(index).parent)
+    }
+
     /// The node at or above `at` whose run contains `depth`: `start < depth <= end`.
-    pub(crate) fn climb(&self, at: u32, depth: usize) -> u32 {
-        let mut index = at;
-        while self.node(index).start() >= depth {
-            index = self
-                .parent(index)
-                .expect("every depth above zero lies in a run of its path");
-        }
-        index
+    pub(crate) fn climb(&self, at: NodeIdx, depth: usize) -> NodeIdx {
+        self.path(at)
+            .find(|&index| self.node(index).start() < depth)
+            .expect("every depth above zero lies in a run of its path")
     }
 
     /// Whether `tokens` and the path to `at` agree as far as both go; a broken path agrees with
     /// nothing.
-    pub(crate) fn agrees(&self, at: u32, tokens: &[u32]) -> bool {
-        let (mut next, mut below) = (Some(at), usize::MAX);
+    pub(crate) fn agrees(&self, at: NodeIdx, tokens: &[u32]) -> bool {
+        let mut next = Some(at);
+        let mut below = usize::MAX;
         while let Some(index) = next {
             let Some(node) = self.node_at(index).filter(|node| node.end <= below) else {
                 return false;
@@ -185,37 +207,38 @@ impl Tree {
             if run[..both] != node.key[..both] {
                 return false;
             }
-            (next, below) = (self.parent(index), start);
+            next = node.parent;
+            below = start;
         }
         true
     }
 
     /// Page ids of the path to `at`, from the prompt's start.
-    pub(crate) fn path_pages(&self, at: u32) -> Vec<u32> {
-        let path: Vec<u32> = successors(Some(at), |&index| self.parent(index)).collect();
+    pub(crate) fn path_pages(&self, at: NodeIdx) -> Vec<u32> {
+        let path: Vec<NodeIdx> = self.path(at).collect();
         let mut ids = Vec::with_capacity(self.node(at).end / self.grid.page);
-        path.iter()
-            .rev()
-            .for_each(|&index| self.node(index).pages.write_ids(&mut ids));
+        for &index in path.iter().rev() {
+            self.node(index).pages.write_ids(&mut ids);
+        }
         ids
     }
 
     /// Hangs a new leaf with the run `key` below `parent`.
-    pub(crate) fn add_leaf(&mut self, parent: u32, key: &[u32], pages: Slots<Kv>) -> u32 {
-        let above = self.node_mut(parent);
-        above.children += 1;
-        let (end, attached) = (above.end + key.len(), above.attached);
+    pub(crate) fn add_leaf(
+        &mut self,
+        parent: NodeIdx,
+        key: &[u32],
+        pages: Slots<KvPage>,
+        proven: bool,
+    ) -> NodeIdx {
+        let above = self.node(parent);
+        let attached = above.attached;
+        let end = above.end + key.len();
         let leaf = self.put(Node {
-            parent: Parent::Node(parent),
-            key: key.into(),
-            end,
             pages,
-            children: 0,
-            latest: 0,
-            hash: 0,
-            pins: 0,
-            checkpoint: None,
             attached,
+            proven,
+            ..Node::new(Some(parent), key.into(), end)
         });
         self.link(leaf);
         leaf
@@ -223,61 +246,86 @@ impl Tree {
 
     /// Cuts a run at `depth`. The lower part keeps id, checkpoint and pins; the upper is pinned if
     /// the lower is.
-    pub(crate) fn split(&mut self, lower: u32, depth: usize) -> u32 {
+    pub(crate) fn split(&mut self, lower: NodeIdx, depth: usize) -> NodeIdx {
         self.unlink(lower);
         let page = self.grid.page;
         let node = self.node_mut(lower);
         let cut = depth - node.start();
-        let (upper_key, lower_key) = (Box::from(&node.key[..cut]), Box::from(&node.key[cut..]));
+        let upper_key = Box::from(&node.key[..cut]);
+        node.key = Box::from(&node.key[cut..]);
         let lower_pages = node.pages.split_off(cut / page);
-        node.key = lower_key;
+        let pages = std::mem::replace(&mut node.pages, lower_pages);
         let mut pins = u32::from(node.pins > 0);
         if seeded(Fault::PinsOnUpperHalf) {
             pins = std::mem::take(&mut node.pins);
         }
         let upper = Node {
-            parent: node.parent.clone(),
-            key: upper_key,
-            end: depth,
-            pages: std::mem::replace(&mut node.pages, lower_pages),
-            children: 1,
-            latest: lower,
-            hash: 0,
+            pages,
             pins,
-            checkpoint: None,
             attached: node.attached,
+            proven: node.proven,
+            ..Node::new(node.parent, upper_key, depth)
         };
         let upper = self.put(upper);
-        self.node_mut(lower).parent = Parent::Node(upper);
+        self.node_mut(lower).parent = Some(upper);
         self.link(upper);
         self.link(lower);
         upper
     }
 
+    /// The child that a node should be joined with: its only one, if the node neither branches nor
+    /// holds a state nor is leased. A run that is still being written keeps its end, and hidden
+    /// nodes are left as they are.
+    pub(crate) fn needless(&self, upper: NodeIdx) -> Option<NodeIdx> {
+        let node = self.node(upper);
+        if node.children != 1 || node.checkpoint.is_some() || node.parent.is_none() {
+            return None;
+        }
+        let child = node.first_child?;
+        let lower = self.node_at(child)?;
+        let leased = node.pins > u32::from(lower.pins > 0);
+        let visible = node.attached && lower.attached;
+        let proven = node.proven && lower.proven;
+        (!leased && visible && proven).then_some(child)
+    }
+
+    /// Undoes a split: the only child of `upper` takes over its run, and keeps id, checkpoint and
+    /// pins.
+    pub(crate) fn join(&mut self, upper: NodeIdx, lower: NodeIdx) {
+        self.unlink(lower);
+        self.unlink(upper);
+        let Node {
+            parent, key, pages, ..
+        } = self.take(upper);
+        let node = self.node_mut(lower);
+        node.parent = parent;
+        let mut run = key.into_vec();
+        run.extend_from_slice(&node.key);
+        node.key = run.into();
+        let below = std::mem::replace(&mut node.pages, pages);
+        node.pages.append(below);
+        self.link(lower);
+    }
+
     /// Takes a childless node out and returns it.
-    pub(crate) fn remove(&mut self, index: u32) -> Node {
+    pub(crate) fn remove(&mut self, index: NodeIdx) -> Node {
         assert_eq!(self.node(index).children, 0, "only a leaf is removed");
-        if !seeded(Fault::StaleChild) {
+        if seeded(Fault::StaleChild) {
+            self.unlink_sibling(index);
+        } else {
             self.unlink(index);
         }
-        let entry = &mut self.entries[index as usize];
-        let node = entry.node.take().expect("a tree link leads to a node");
-        entry.generation = entry.generation.wrapping_add(1);
-        self.vacant.push(index);
-        match &node.parent {
-            Parent::Node(parent) => self.node_mut(*parent).children -= 1,
-            Parent::Root(namespace) if node.attached => {
-                self.roots.remove(&**namespace);
-            }
-            Parent::Root(_) => {}
+        if let Some(namespace) = self.namespaces.remove(&index) {
+            self.roots.remove(&namespace);
         }
-        node
+        self.take(index)
     }
 
     /// Lookups see an empty tree; the nodes stay until their pins go.
     pub(crate) fn detach_all(&mut self) {
         self.children.clear();
         self.roots.clear();
+        self.namespaces.clear();
         for entry in &mut self.entries {
             if let Some(node) = &mut entry.node {
                 node.attached = false;
@@ -287,87 +335,116 @@ impl Tree {
 
     /// Hides `top` and everything below it from lookups, and lists it; the nodes stay until their
     /// pins go.
-    pub(crate) fn detach(&mut self, top: u32) -> Vec<u32> {
-        let end = self.node(top).end;
-        let below =
-            |&(index, node): &(u32, &Node)| node.end >= end && self.climb(index, end) == top;
-        // Mostly a leaf just stored, for which no other node needs to be asked.
-        let hidden = match self.node(top).children {
-            0 => vec![top],
-            _ => self.nodes().filter(below).map(|(index, _)| index).collect(),
-        };
+    pub(crate) fn detach(&mut self, top: NodeIdx) -> Vec<NodeIdx> {
+        let mut hidden = vec![top];
+        hidden.extend(self.below(top));
         for &index in &hidden {
-            self.unlink(index);
+            self.leave_table(index);
             self.node_mut(index).attached = false;
         }
         hidden
     }
 
-    fn child(&self, parent: u32, first_page: &[u32]) -> Option<u32> {
-        let hangs_here =
-            |node: &Node| node.attached && matches!(node.parent, Parent::Node(p) if p == parent);
+    fn child(&self, parent: NodeIdx, first_page: &[u32]) -> Option<NodeIdx> {
         // Tolerates a stale entry, which `check()` is there to report.
-        let is_it = |&index: &u32| {
-            self.node_at(index)
-                .is_some_and(|node| hangs_here(node) && node.key.starts_with(first_page))
+        let is_it = |&index: &NodeIdx| {
+            self.node_at(index).is_some_and(|node| {
+                node.attached && node.parent == Some(parent) && node.key.starts_with(first_page)
+            })
         };
-        let &Node {
-            children, latest, ..
-        } = self.node(parent);
+        let above = self.node(parent);
         // Chats are chains: an only child costs no probe of the table.
-        if children == 1 && is_it(&latest) {
-            return Some(latest);
+        if above.children == 1
+            && let Some(child) = above.first_child.filter(is_it)
+        {
+            return Some(child);
         }
         self.children.find(hash(parent, first_page), is_it).copied()
     }
 
-    /// Enters an attached node into the table of children. Roots are found by namespace instead.
-    fn link(&mut self, index: u32) {
+    /// Enters a node among its parent's children and, if lookups may reach it, into the table.
+    fn link(&mut self, index: NodeIdx) {
         let page = self.grid.page;
-        let Some(parent) = self.parent(index) else {
+        let Some(parent) = self.node(index).parent else {
             return;
         };
-        self.node_mut(parent).latest = index;
+        let above = self.node_mut(parent);
+        above.children += 1;
+        let next = above.first_child.replace(index);
+        if let Some(next) = next {
+            self.node_mut(next).previous_sibling = Some(index);
+        }
         let node = self.node_mut(index);
+        node.next_sibling = next;
+        node.previous_sibling = None;
         node.hash = hash(parent, &node.key[..page]);
         if node.attached {
-            let (hash, entries) = (node.hash, &self.entries);
-            let rehash = |&other: &u32| {
-                entries[other as usize]
-                    .node
-                    .as_ref()
-                    .map_or(0, |node| node.hash)
+            let hash = node.hash;
+            let entries = &self.entries;
+            let rehash = |&other: &NodeIdx| match &entries[other.place()].node {
+                Some(node) => node.hash,
+                None => 0,
             };
             self.children.insert_unique(hash, index, rehash);
         }
     }
 
-    fn unlink(&mut self, index: u32) {
+    fn unlink(&mut self, index: NodeIdx) {
+        self.leave_table(index);
+        self.unlink_sibling(index);
+    }
+
+    /// Takes an attached node out of the table of children. Roots are found by namespace instead.
+    fn leave_table(&mut self, index: NodeIdx) {
         let node = self.node(index);
-        if node.attached && matches!(node.parent, Parent::Node(_)) {
+        if node.attached && node.parent.is_some() {
             let found = self.children.find_entry(node.hash, |&other| other == index);
             found.expect("an attached child is in the table").remove();
         }
     }
 
-    fn put(&mut self, node: Node) -> u32 {
+    fn unlink_sibling(&mut self, index: NodeIdx) {
+        let node = self.node_mut(index);
+        let Some(parent) = node.parent else { return };
+        let next = node.next_sibling.take();
+        let previous = node.previous_sibling.take();
+        match previous {
+            Some(previous) => self.node_mut(previous).next_sibling = next,
+            None => self.node_mut(parent).first_child = next,
+        }
+        if let Some(next) = next {
+            self.node_mut(next).previous_sibling = previous;
+        }
+        self.node_mut(parent).children -= 1;
+    }
+
+    fn put(&mut self, node: Node) -> NodeIdx {
         if let Some(index) = self.vacant.pop() {
-            self.entries[index as usize].node = Some(node);
+            self.entries[index.place()].node = Some(node);
             return index;
         }
-        let index = u32::try_from(self.entries.len()).expect("a tree has fewer than 2^32 nodes");
+        let index = NodeIdx::new(self.entries.len());
         self.entries.push(Entry {
-            generation: 0,
+            version: 0,
             node: Some(node),
         });
         index
     }
+
+    /// Frees the place of an unlinked node.
+    fn take(&mut self, index: NodeIdx) -> Node {
+        let entry = &mut self.entries[index.place()];
+        let node = entry.node.take().expect("a tree link leads to a node");
+        entry.version = entry.version.wrapping_add(1);
+        self.vacant.push(index);
+        node
+    }
 }
 
 /// A fixed hash: decisions must not differ between processes.
-fn hash(parent: u32, first_page: &[u32]) -> u64 {
+fn hash(parent: NodeIdx, first_page: &[u32]) -> u64 {
     let mut hasher = FxHasher::default();
-    hasher.write_u32(parent);
+    hasher.write_u32(parent.number());
     for &token in first_page {
         hasher.write_u32(token);
     }
@@ -378,66 +455,85 @@ fn hash(parent: u32, first_page: &[u32]) -> u64 {
 mod tests {
     use super::*;
 
-    fn tree(page: u32) -> (Tree, u32) {
+    fn tree(page: u32) -> (Tree, NodeIdx) {
         let mut tree = Tree::new(Grid::new(page, 1).unwrap());
         let root = tree.ensure_root(&Namespace::default());
         (tree, root)
     }
 
+    fn leaf(tree: &mut Tree, parent: NodeIdx, key: &[u32]) -> NodeIdx {
+        tree.add_leaf(parent, key, Slots::default(), true)
+    }
+
     #[test]
     fn children_differ_in_their_first_page() {
         let (mut tree, root) = tree(2);
-        let a = tree.add_leaf(root, &[1, 2, 3, 4], Slots::default());
-        let b = tree.add_leaf(root, &[1, 3], Slots::default());
-        assert_eq!(tree.step(root, &[1, 2, 3, 9]), Some((a, 2)));
-        assert_eq!(tree.step(root, &[1, 3, 3]), Some((b, 2)));
-        assert_eq!(
-            tree.step(root, &[1]),
-            None,
-            "less than a page enters nothing"
-        );
+        let a = leaf(&mut tree, root, &[1, 2, 3, 4]);
+        let b = leaf(&mut tree, root, &[1, 3]);
+        assert_eq!(tree.child_on(root, &[1, 2, 3, 9]), Some((a, 2)));
+        assert_eq!(tree.child_on(root, &[1, 3, 3]), Some((b, 2)));
+        let short = tree.child_on(root, &[1]);
+        assert_eq!(short, None, "less than a page enters nothing");
     }
 
     #[test]
     fn a_split_keeps_the_pins_on_the_lower_half() {
         let (mut tree, root) = tree(1);
-        let lower = tree.add_leaf(root, &[1, 2, 3], Slots::default());
+        let lower = leaf(&mut tree, root, &[1, 2, 3]);
         tree.node_mut(lower).pins = 3;
         let upper = tree.split(lower, 2);
         assert_eq!((tree.node(upper).pins, tree.node(lower).pins), (1, 3));
-        assert_eq!(
-            (
-                tree.node(upper).end,
-                tree.node(lower).start(),
-                tree.node(lower).end
-            ),
-            (2, 2, 3)
-        );
+        assert_eq!(tree.node(upper).end, 2);
+        assert_eq!((tree.node(lower).start(), tree.node(lower).end), (2, 3));
         let mut seen = Vec::new();
+        let reach = tree.walk(root, &[1, 2, 3], |index, _| seen.push(index));
+        assert_eq!((reach.matched, seen), (3, vec![upper, lower]));
+        let climbed = [2, 3, 1].map(|depth| tree.climb(lower, depth));
+        assert_eq!(climbed, [upper, lower, upper]);
+    }
+
+    #[test]
+    fn a_join_undoes_a_split() {
+        let (mut tree, root) = tree(1);
+        let lower = leaf(&mut tree, root, &[1, 2, 3]);
+        let upper = tree.split(lower, 2);
+        let id = tree.id(upper);
+        tree.join(upper, lower);
+        assert!(tree.get(id).is_none(), "the upper part is gone");
+        assert_eq!(tree.node(lower).key[..], [1, 2, 3]);
+        assert_eq!(tree.child_on(root, &[1, 2, 3]), Some((lower, 3)));
+        assert_eq!(tree.below(root), [lower]);
+        assert_eq!(tree.table_len(), 1);
+    }
+
+    #[test]
+    fn a_subtree_is_listed_whatever_was_unlinked() {
+        let (mut tree, root) = tree(1);
+        let nodes: Vec<NodeIdx> = (1..=4)
+            .map(|token| leaf(&mut tree, root, &[token]))
+            .collect();
+        let grandchild = leaf(&mut tree, nodes[1], &[9]);
+        tree.remove(nodes[2]);
+        tree.remove(nodes[3]);
+        tree.remove(nodes[0]);
+        assert_eq!(tree.below(root), [nodes[1], grandchild]);
+        assert_eq!(tree.detach(nodes[1]), [nodes[1], grandchild]);
+        assert_eq!(tree.table_len(), 0);
         assert_eq!(
-            tree.walk(root, &[1, 2, 3], |index, _| seen.push(index))
-                .matched,
-            3
-        );
-        assert_eq!(seen, [upper, lower]);
-        assert_eq!(
-            (
-                tree.climb(lower, 2),
-                tree.climb(lower, 3),
-                tree.climb(lower, 1)
-            ),
-            (upper, lower, upper)
+            tree.below(root).len(),
+            2,
+            "hidden children are still children"
         );
     }
 
     #[test]
     fn a_stale_id_names_nothing() {
         let (mut tree, root) = tree(1);
-        let leaf = tree.add_leaf(root, &[1], Slots::default());
-        let id = tree.id(leaf);
-        tree.remove(leaf);
-        let again = tree.add_leaf(root, &[2], Slots::default());
-        assert_eq!(again, id.index, "the place is reused");
+        let first = leaf(&mut tree, root, &[1]);
+        let id = tree.id(first);
+        tree.remove(first);
+        let again = leaf(&mut tree, root, &[2]);
+        assert_eq!(again, id.index, "the place is used again");
         assert!(tree.get(id).is_none(), "the name is not");
     }
 }

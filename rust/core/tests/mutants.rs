@@ -2,8 +2,8 @@
 //! are left.
 
 use radixstate::{
-    Cache, Config, Misuse, Namespace, Pending, PoolConfig, Reservation, Sequence, StartOptions,
-    Started,
+    Cache, Config, Misuse, Namespace, Pending, PoolConfig, Reservation, Sequence, Skip,
+    StartOptions, Started,
 };
 
 fn cache(active: PoolConfig) -> Cache {
@@ -56,10 +56,9 @@ fn handles_of_another_cache_are_refused_even_where_they_only_end() {
     );
     let sequence = start(&mut one);
     let pending = reserve(&mut one, &sequence, 4);
-    assert_eq!(
-        (one.check_pending(&pending), other.check_pending(&pending)),
-        (Ok(()), Err(Misuse::WrongCache))
-    );
+    let rejected = other.discard(pending).unwrap_err();
+    assert_eq!(rejected.why, Misuse::WrongCache);
+    assert_eq!(one.discard(rejected.pending).unwrap(), Skip::NonFinite);
     assert_eq!(other.abort(sequence), Err(Misuse::WrongCache));
 }
 

@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 /// A slot can't be used twice:
 ///
 /// ```compile_fail
-/// use radixstate::pool::{Active, Pool, PoolConfig};
-/// let mut pool = Pool::<Active>::new(PoolConfig::internal(2));
+/// use radixstate::pool::{ActiveState, Pool, PoolConfig};
+/// let mut pool = Pool::<ActiveState>::new(PoolConfig::internal(2));
 /// let (one, two) = (pool.take().unwrap(), pool.take().unwrap());
 /// pool.release(one);
 /// pool.release(one); // moved above
@@ -19,8 +19,8 @@ use smallvec::SmallVec;
 /// Two slots can:
 ///
 /// ```
-/// use radixstate::pool::{Active, Pool, PoolConfig};
-/// let mut pool = Pool::<Active>::new(PoolConfig::internal(2));
+/// use radixstate::pool::{ActiveState, Pool, PoolConfig};
+/// let mut pool = Pool::<ActiveState>::new(PoolConfig::internal(2));
 /// let (one, two) = (pool.take().unwrap(), pool.take().unwrap());
 /// pool.release(one);
 /// pool.release(two);
@@ -164,9 +164,9 @@ impl<P> Slots<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Kv;
+    use crate::pool::KvPage;
 
-    fn slots(ids: &[u32]) -> Slots<Kv> {
+    fn slots(ids: &[u32]) -> Slots<KvPage> {
         let mut slots = Slots::default();
         ids.iter().for_each(|&id| {
             slots.push(Run {

@@ -1,10 +1,12 @@
 //! What goes first, and what goes with it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use radixstate::policy::{Candidate, CandidateId, Policy, Scope};
 use radixstate::{
-    Cache, Config, Freed, Namespace, OutOfSlots, Policy, PoolConfig, PoolKind, Reason, Reservation,
-    Skip, StartOptions, Started,
+    Cache, Config, Freed, Namespace, OutOfSlots, PoolConfig, PoolKind, Reason, Reservation, Skip,
+    StartOptions, Started,
 };
 
 use crate::*;
@@ -218,21 +220,38 @@ fn want_of_room_for_a_checkpoint_is_not_an_error() {
 }
 
 /// Shallow checkpoints go first.
-struct Deepest;
+#[derive(Default)]
+struct Deepest(BTreeSet<(usize, CandidateId)>);
 
 impl Policy for Deepest {
-    fn created(&mut self, depth: usize) -> u64 {
-        depth as u64
+    fn insert(&mut self, candidate: &Candidate) {
+        self.0.insert((candidate.depth, candidate.id));
     }
 
-    fn consumed(&mut self, _: usize, rank: u64) -> u64 {
-        rank
+    fn update(&mut self, candidate: &Candidate) {
+        assert!(self.holds(candidate));
+    }
+
+    fn remove(&mut self, candidate: &Candidate) {
+        assert!(self.0.remove(&(candidate.depth, candidate.id)));
+    }
+
+    fn victim(&mut self, _: Scope) -> Option<CandidateId> {
+        self.0.first().map(|&(_, id)| id)
+    }
+
+    fn holds(&self, candidate: &Candidate) -> bool {
+        self.0.contains(&(candidate.depth, candidate.id))
+    }
+
+    fn count(&self) -> usize {
+        self.0.len()
     }
 }
 
 #[test]
 fn a_policy_decides_what_goes_first() {
-    let mut cache = Cache::with_policy(config(), Box::new(Deepest)).unwrap();
+    let mut cache = Cache::with_policy(config(), Box::new(Deepest::default())).unwrap();
     store(&mut cache, &prompt(1, 8));
     store(&mut cache, &prompt(2, 4));
     drop(start_with(

@@ -146,7 +146,7 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
     assert_refused(&mut cache, wrong, |cache| cache.refuse(&kept));
     let step = cache.begin_step();
     assert_refused(&mut cache, wrong, |cache| {
-        cache.retire_step(step, std::slice::from_ref(&kept))
+        cache.retire_step(&step, std::slice::from_ref(&kept))
     });
     assert_refused(&mut cache, wrong, |cache| cache.release(lease));
     assert_refused(&mut cache, wrong, |cache| cache.finish(sequence));
@@ -199,7 +199,7 @@ fn a_pending_checkpoint_is_committed_by_its_owner_alone() {
     );
     let theirs = pending(reserve(&mut cache, &one, 8));
     assert_eq!(
-        cache.commit(&two, theirs).unwrap_err(),
+        cache.commit(&two, theirs).unwrap_err().why,
         Misuse::NotYourPending
     );
     assert_eq!(
@@ -272,7 +272,7 @@ fn publishing_demands_tokens_and_pages_that_fit() {
         let before = usage(&mut cache);
         let late = pending(cache.reserve(&lease, &prompt(1, 12)).unwrap());
         assert_eq!(
-            cache.publish(&lease, tokens, pages, late).unwrap_err(),
+            cache.publish(&lease, tokens, pages, late).unwrap_err().why,
             misuse
         );
         assert_eq!(usage(&mut cache), before, "{misuse}");
@@ -307,7 +307,8 @@ fn each_kind_of_pool_has_its_own_operations() {
     assert_eq!(
         internal
             .publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], late)
-            .unwrap_err(),
+            .unwrap_err()
+            .why,
         owned
     );
     let sequence = start(&mut internal, &prompt(1, 9));
@@ -315,7 +316,8 @@ fn each_kind_of_pool_has_its_own_operations() {
     assert_eq!(
         internal
             .commit_pages(&sequence, &[1, 2, 3, 4], late)
-            .unwrap_err(),
+            .unwrap_err()
+            .why,
         owned
     );
     assert_sound(&mut internal);
@@ -337,14 +339,14 @@ fn each_kind_of_pool_has_its_own_operations() {
     let sequence = start(&mut engine, &prompt(1, 9));
     let late = pending(reserve(&mut engine, &sequence, 8));
     let mode = Misuse::PoolMode("the engine owns the kv pages: commit_pages names them");
-    assert_eq!(engine.commit(&sequence, late).unwrap_err(), mode);
+    assert_eq!(engine.commit(&sequence, late).unwrap_err().why, mode);
     assert_sound(&mut engine);
 }
 
 #[test]
 fn a_step_that_was_never_begun_cannot_retire() {
     let mut cache = cache();
-    cache.begin_step();
+    let _begun = cache.begin_step();
     for step in [0, 2, u64::MAX] {
         let misuse = Misuse::UnknownStep { step, newest: 1 };
         assert_refused(&mut cache, &misuse, |cache| cache.retire_step(step, &[]));

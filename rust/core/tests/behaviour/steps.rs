@@ -1,6 +1,8 @@
 //! Steps in flight, refusals and resets.
 
-use radixstate::{Commit, Freed, PoolKind, Reason, Reservation, Skip, StartOptions, Started};
+use radixstate::{
+    Commit, Freed, Misuse, Outcome, PoolKind, Reason, Reservation, Skip, StartOptions, Started,
+};
 
 use crate::*;
 
@@ -9,7 +11,7 @@ fn a_checkpoint_is_matched_only_when_the_step_that_writes_it_has_retired() {
     let mut cache = cache();
     let sequence = start(&mut cache, &prompt(1, 9));
     let (older, step) = (cache.begin_step(), cache.begin_step());
-    assert_eq!(checkpoint(&mut cache, &sequence, 8).step, Some(step));
+    assert_eq!(checkpoint(&mut cache, &sequence, 8).step, Some(step.id()));
     let early = look_up(&mut cache, &prompt(1, 9));
     assert_eq!(
         (early.length, early.branch, early.reason),
@@ -28,33 +30,158 @@ fn a_checkpoint_is_matched_only_when_the_step_that_writes_it_has_retired() {
         Freed::default(),
         "it is being written"
     );
-    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(&step, &[]).unwrap();
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 0, "an older one is out");
-    cache.retire_step(older, &[]).unwrap();
+    cache.retire_step(&older, &[]).unwrap();
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 8);
     assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
     assert_sound(&mut cache);
 }
 
+fn not_ready(reservation: &Reservation) -> bool {
+    matches!(reservation, Reservation::Skipped(Skip::NotReady))
+}
+
 #[test]
-fn pages_that_an_older_step_still_writes_are_not_handed_out() {
+fn pages_that_a_step_still_writes_reach_no_other_request() {
     let mut cache = cache();
-    let (one, two) = (
-        start(&mut cache, &prompt(1, 9)),
-        start(&mut cache, &prompt(1, 5)),
-    );
+    let one = start(&mut cache, &prompt(1, 9));
+    let two = start(&mut cache, &prompt(1, 13));
+    let own = cache.view(&two).unwrap().pages();
     let first = cache.begin_step();
-    checkpoint(&mut cache, &one, 8);
+    let shallow = checkpoint(&mut cache, &one, 8);
     let second = cache.begin_step();
-    assert_eq!(
-        checkpoint(&mut cache, &two, 4).replaced,
-        0..4,
-        "by pages that the first step writes"
+    for depth in [4, 12] {
+        assert!(not_ready(&reserve(&mut cache, &two, depth)), "{depth}");
+    }
+    assert!(
+        matches!(
+            reserve(&mut cache, &two, 8),
+            Reservation::Skipped(Skip::Duplicate)
+        ),
+        "the state is there, its pages are not handed out"
     );
-    cache.retire_step(second, &[]).unwrap();
-    assert_eq!(look_up(&mut cache, &prompt(1, 5)).reason, Reason::NotReady);
-    cache.retire_step(first, &[]).unwrap();
-    assert_eq!(look_up(&mut cache, &prompt(1, 5)).length, 4);
+    assert_eq!(cache.view(&two).unwrap().pages(), own);
+    cache.retire_step(&second, &[]).unwrap();
+    assert!(not_ready(&reserve(&mut cache, &two, 12)));
+    assert_eq!(cache.stats().refusals.not_ready, 3);
+    cache.retire_step(&first, &[]).unwrap();
+    assert_eq!(checkpoint(&mut cache, &two, 12).replaced, 0..8);
+    assert_eq!(shallow.depth, 8);
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_store_that_was_reserved_in_time_takes_no_page_that_is_still_written() {
+    let mut cache = cache();
+    let one = start(&mut cache, &prompt(1, 9));
+    let two = start(&mut cache, &prompt(1, 13));
+    let own = cache.view(&two).unwrap().pages();
+    let deep = pending(reserve(&mut cache, &two, 12));
+    let same = pending(reserve(&mut cache, &two, 8));
+    let step = cache.begin_step();
+    let failed = checkpoint(&mut cache, &one, 8);
+    let commit = cache.commit(&two, deep).unwrap();
+    assert_eq!(commit, Commit::Skipped(Skip::NotReady));
+    let commit = cache.commit(&two, same).unwrap();
+    assert_eq!(commit, Commit::Skipped(Skip::Duplicate));
+    assert_eq!(cache.view(&two).unwrap().pages(), own);
+    cache.retire_step(&step, &[failed]).unwrap();
+    let stored = checkpoint(&mut cache, &two, 12);
+    assert_eq!(
+        stored.replaced,
+        0..0,
+        "a refusal takes no good state with it"
+    );
+    assert_eq!(cached(&mut cache, &prompt(1, 12)), 12);
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_checkpoint_waits_for_the_proofs_of_what_it_stands_on() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let unproven = pending(reserve(&mut cache, &sequence, 4)).unproven();
+    let Commit::Stored(shallow) = cache.commit(&sequence, unproven).unwrap() else {
+        panic!("there is room");
+    };
+    let ticket = shallow.ticket.unwrap();
+    let deep = checkpoint(&mut cache, &sequence, 8);
+    assert_eq!(deep.ticket, None);
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NotReady);
+    cache.complete(ticket, Outcome::Done).unwrap();
+    cache.complete(ticket, Outcome::Failed).unwrap();
+    assert_eq!(
+        cached(&mut cache, &prompt(1, 8)),
+        8,
+        "repeating it changes nothing"
+    );
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_state_that_is_not_finite_goes_with_what_stands_on_its_pages() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let unproven = pending(reserve(&mut cache, &sequence, 4)).unproven();
+    let Commit::Stored(shallow) = cache.commit(&sequence, unproven).unwrap() else {
+        panic!("there is room");
+    };
+    checkpoint(&mut cache, &sequence, 8);
+    let ticket = shallow.ticket.unwrap();
+    cache.complete(ticket, Outcome::Failed).unwrap();
+    assert_eq!(cache.stats().refusals.non_finite, 2);
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix);
+    assert_eq!(
+        cache.complete(ticket + 1, Outcome::Done),
+        Err(Misuse::UnknownStep {
+            step: ticket + 1,
+            newest: ticket
+        })
+    );
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_step_that_is_dropped_is_cancelled_and_keeps_nothing_waiting() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let step = cache.begin_step();
+    checkpoint(&mut cache, &sequence, 4);
+    cache.finish(sequence).unwrap();
+    assert!(cache.usage(PoolKind::Active).retiring > 0);
+    drop(step);
+    assert_eq!(cache.usage(PoolKind::Active).retiring, 0);
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix);
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_step_that_retired_may_be_dropped() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let step = cache.begin_step();
+    checkpoint(&mut cache, &sequence, 8);
+    cache.retire_step(&step, &[]).unwrap();
+    let digest = cache.digest();
+    drop(step);
+    assert_eq!(cached(&mut cache, &prompt(1, 8)), 8);
+    assert_eq!(cache.digest(), digest);
+}
+
+#[test]
+fn a_cancelled_step_leaves_nothing_that_was_stored_in_it() {
+    let mut cache = cache();
+    store(&mut cache, &prompt(2, 4));
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let step = cache.begin_step();
+    checkpoint(&mut cache, &sequence, 4);
+    checkpoint(&mut cache, &sequence, 8);
+    cache.cancel_step(&step).unwrap();
+    cache.cancel_step(&step).unwrap();
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix);
+    assert_eq!(cached(&mut cache, &prompt(2, 4)), 4);
+    assert_sound(&mut cache);
 }
 
 #[test]
@@ -64,7 +191,7 @@ fn a_refused_checkpoint_is_never_matched() {
     let step = cache.begin_step();
     let stored = checkpoint(&mut cache, &sequence, 8);
     cache
-        .retire_step(step, std::slice::from_ref(&stored))
+        .retire_step(&step, std::slice::from_ref(&stored))
         .unwrap();
     assert_eq!(
         look_up(&mut cache, &prompt(1, 9)).reason,
@@ -102,32 +229,21 @@ fn a_refused_checkpoint_is_never_matched() {
 fn what_stands_on_refused_pages_goes_with_them_and_no_more() {
     let mut cache = cache();
     store(&mut cache, &prompt(1, 4));
-    let (one, two) = (
-        start(&mut cache, &prompt(1, 9)),
-        start(&mut cache, &prompt(1, 13)),
-    );
-    let step = cache.begin_step();
+    let one = start(&mut cache, &prompt(1, 9));
+    let two = start(&mut cache, &prompt(1, 13));
     let stored = checkpoint(&mut cache, &one, 8);
+    let deeper = checkpoint(&mut cache, &two, 12);
     assert_eq!(
-        checkpoint(&mut cache, &two, 12).replaced,
+        deeper.replaced,
         4..8,
-        "its own pages gave way to suspect ones"
+        "it shares pages that seemed to be good"
     );
-    cache
-        .retire_step(step, std::slice::from_ref(&stored))
-        .unwrap();
+    cache.refuse(&stored).unwrap();
     assert_eq!(cache.stats().refusals.non_finite, 2);
     let left = look_up(&mut cache, &prompt(1, 13));
-    assert_eq!(
-        (left.length, left.kv_length),
-        (4, 4),
-        "what was there before"
-    );
-    assert_eq!(
-        cache.view(&two).unwrap().pages().len(),
-        7,
-        "it keeps what it holds"
-    );
+    assert_eq!((left.length, left.kv_length), (4, 4), "as it was before");
+    let pages = cache.view(&two).unwrap().pages();
+    assert_eq!(pages.len(), 7, "it keeps what it holds");
     assert!(matches!(
         reserve(&mut cache, &two, 12),
         Reservation::Skipped(Skip::Reset)
@@ -206,17 +322,17 @@ fn what_a_sequence_gives_back_waits_for_every_step_begun_before() {
         (kv.retiring, kv.pinned, active.retiring)
     };
     assert_eq!(waiting(&mut cache), (2, 4, 1), "pages, slot and pins alike");
-    cache.retire_step(second, &[]).unwrap();
+    cache.retire_step(&second, &[]).unwrap();
     assert_eq!(waiting(&mut cache), (2, 4, 1), "the first is still out");
     assert_sound(&mut cache);
-    cache.retire_step(first, &[]).unwrap();
+    cache.retire_step(&first, &[]).unwrap();
     assert_eq!(
         waiting(&mut cache),
         (0, 0, 0),
         "the last one began afterwards"
     );
-    cache.retire_step(first, &[]).unwrap();
-    cache.retire_step(later, &[]).unwrap();
+    cache.retire_step(&first, &[]).unwrap();
+    cache.retire_step(&later, &[]).unwrap();
     assert_sound(&mut cache);
 }
 
@@ -225,9 +341,9 @@ fn a_repeated_retirement_changes_nothing_whatever_it_refuses() {
     let mut cache = cache();
     let step = cache.begin_step();
     let stored = store(&mut cache, &prompt(1, 8));
-    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(&step, &[]).unwrap();
     cache
-        .retire_step(step, std::slice::from_ref(&stored))
+        .retire_step(&step, std::slice::from_ref(&stored))
         .unwrap();
     assert_eq!(
         (
@@ -268,7 +384,7 @@ fn a_loaded_checkpoint_stays_pinned_until_the_step_that_reads_it_retires() {
     let step = cache.begin_step();
     let _sequence = start(&mut cache, &prompt(1, 9));
     assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 1);
-    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(&step, &[]).unwrap();
     assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 0);
 }
 
@@ -305,7 +421,7 @@ fn replaced_pages_and_dropped_slots_wait_for_steps_too() {
     drop(pending(reserve(&mut cache, &sequence, 8)));
     assert_eq!(checkpoint(&mut cache, &sequence, 8).replaced, 0..4);
     assert_eq!(usage(&mut cache).map(|usage| usage.retiring), [2, 0, 1]);
-    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(&step, &[]).unwrap();
     assert_eq!(usage(&mut cache).map(|usage| usage.retiring), [0, 0, 0]);
 }
 
@@ -369,7 +485,7 @@ fn a_checkpoint_being_written_or_read_survives_a_reset_only_as_a_slot() {
     cache.reset();
     assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 2);
     assert_sound(&mut cache);
-    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(&step, &[]).unwrap();
     assert_eq!(
         cached(&mut cache, &prompt(2, 4)),
         0,

@@ -1,7 +1,7 @@
 //! Ranks of a group: what they decide is a function of the calls, and the digest tells when it was
 //! not.
 
-use radixstate::{Lease, Pending, PoolKind, StartOptions};
+use radixstate::{Lease, Pending, PoolKind, StartOptions, Step};
 
 use crate::*;
 
@@ -13,7 +13,7 @@ struct Rank {
     pending: Option<Pending>,
     lease: Option<Lease>,
     stored: Stored,
-    step: u64,
+    step: Step,
 }
 
 fn rank() -> Rank {
@@ -133,13 +133,18 @@ const CALLS: [(&str, Call); 33] = [
     ("evict", |rank| {
         assert_eq!(rank.cache.evict(PoolKind::Kv, 1).kv, 0)
     }),
-    ("begin_step", |rank| assert_eq!(rank.cache.begin_step(), 2)),
+    ("begin_step", |rank| {
+        let next = rank.cache.begin_step();
+        assert_eq!(next.id(), 2);
+        // Its end is another decision.
+        std::mem::forget(next);
+    }),
     ("retire_step", |rank| {
-        rank.cache.retire_step(rank.step, &[]).unwrap()
+        rank.cache.retire_step(&rank.step, &[]).unwrap()
     }),
     ("retire_step, refusing", |rank| {
         rank.cache
-            .retire_step(rank.step, std::slice::from_ref(&rank.stored))
+            .retire_step(&rank.step, std::slice::from_ref(&rank.stored))
             .unwrap()
     }),
     ("refuse", |rank| rank.cache.refuse(&rank.stored).unwrap()),
@@ -183,7 +188,7 @@ fn a_difference_never_goes_away() {
     one.cache.grow(&one.sequence, 1).unwrap();
     for rank in [&mut one, &mut two] {
         rank.cache.shrink(&rank.sequence).unwrap();
-        rank.cache.retire_step(rank.step, &[]).unwrap();
+        rank.cache.retire_step(&rank.step, &[]).unwrap();
         rank.cache.reset();
         (0..50).for_each(|family| store(&mut rank.cache, &prompt(family, 5)));
     }
@@ -208,19 +213,21 @@ fn finishing_and_dropping_are_the_same_and_keeping_is_not() {
 }
 
 #[test]
-fn a_refusal_that_hides_only_pages_shows() {
-    let run = |after: fn(&mut Cache, &Stored)| {
+fn a_refusal_shows_and_one_that_comes_too_late_does_not() {
+    let run = |evict: bool, refuse: bool| {
         let mut cache = cache(32, 2, 4);
         let sequence = start(&mut cache, &prompt(1, 9));
         let stored = checkpoint(&mut cache, &sequence, 8);
-        assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
-        after(&mut cache, &stored);
+        if evict {
+            assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
+        }
+        if refuse {
+            cache.refuse(&stored).unwrap();
+        }
         cache.digest()
     };
-    assert_ne!(
-        run(|cache, stored| cache.refuse(stored).unwrap()),
-        run(|_, _| ())
-    );
+    assert_ne!(run(false, true), run(false, false));
+    assert_eq!(run(true, true), run(true, false), "its state is gone");
 }
 
 #[test]

@@ -11,10 +11,10 @@ fn results_that_arrive_after_an_abort_settle_in_any_order() {
     for order in [[1, 2, 1, 2], [2, 1, 2, 1], [1, 1, 2, 2], [2, 2, 1, 1]] {
         let mut cache = cache(16, 2, 2);
         let sequence = start_with(&mut cache, &prompt(1, 8), chunk(4));
-        cache.begin_step();
+        let _one = cache.begin_step();
         let first = pending(&mut cache, &sequence, 4);
         cache.grow(&sequence, 4).unwrap();
-        cache.begin_step();
+        let _two = cache.begin_step();
         let second = pending(&mut cache, &sequence, 8);
         cache.abort(sequence).unwrap();
         drop((second, first));
@@ -37,14 +37,14 @@ fn what_a_request_gave_up_is_not_reused_before_the_next_step_retires() {
     let mut cache = cache(8, 1, 2);
     let sequence = start(&mut cache, &prompt(1, 16));
     let (first, second) = (cache.begin_step(), cache.begin_step());
-    cache.retire_step(first, &[]).unwrap();
+    cache.retire_step(&first, &[]).unwrap();
     cache.finish(sequence).unwrap();
     assert!(
         try_start(&mut cache, &prompt(2, 2), StartOptions::default()).is_err(),
-        "step {second} may still write"
+        "the second step may still write"
     );
     assert_eq!(free(&mut cache), [0, 0, 2]);
-    cache.retire_step(second, &[]).unwrap();
+    cache.retire_step(&second, &[]).unwrap();
     assert!(try_start(&mut cache, &prompt(2, 16), StartOptions::default()).is_ok());
     assert_sound(&mut cache);
 }
@@ -65,7 +65,7 @@ fn a_slot_that_a_copy_still_reads_is_not_handed_out() {
         Freed::default(),
         "nor is the checkpoint it was loaded from"
     );
-    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(&step, &[]).unwrap();
     assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
 }
 
@@ -80,13 +80,13 @@ fn a_state_is_matched_only_after_its_writer_and_all_before_have_retired() {
     checkpoint(&mut cache, &sequence, 8);
     let seen = |cache: &mut Cache| [4, 8].map(|n| reused(cache, &prompt(1, n)));
     assert_eq!(seen(&mut cache), [0, 0]);
-    cache.retire_step(late, &[]).unwrap();
+    cache.retire_step(&late, &[]).unwrap();
     assert_eq!(
         seen(&mut cache),
         [0, 0],
         "its first pages are of the early step"
     );
-    cache.retire_step(early, &[]).unwrap();
+    cache.retire_step(&early, &[]).unwrap();
     assert_eq!(seen(&mut cache), [4, 8]);
 }
 
@@ -112,7 +112,7 @@ fn a_copy_that_was_planned_keeps_its_slot_and_depth_whatever_happens_meanwhile()
         panic!("{stored:?}")
     };
     assert_eq!((stored.slot, stored.depth), (planned.0, 8));
-    cache.retire_step(step, &[]).unwrap();
+    cache.retire_step(&step, &[]).unwrap();
     assert_sound(&mut cache);
 }
 
@@ -135,8 +135,8 @@ fn a_cache_that_always_has_a_step_in_flight_still_evicts_and_reuses() {
             checkpoint(&mut cache, &sequence, 8);
         }
         drop(sequence);
-        cache.retire_step(before, &[]).unwrap();
-        cache.retire_step(step, &[]).unwrap();
+        cache.retire_step(&before, &[]).unwrap();
+        cache.retire_step(&step, &[]).unwrap();
         before = cache.begin_step();
         assert_sound(&mut cache);
     }

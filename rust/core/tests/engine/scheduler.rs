@@ -33,7 +33,7 @@ struct Request {
 }
 
 struct Step {
-    id: u64,
+    id: radixstate::Step,
     work: Vec<Work>,
     stored: Vec<Stored>,
 }
@@ -388,7 +388,7 @@ impl Engine {
     /// The newest step that has not retired, the one being filled included.
     fn newest(&self) -> Option<u64> {
         let out = self.launched.iter().chain(&self.executed).chain(&self.step);
-        out.map(|step| step.id).max()
+        out.map(|step| step.id.id()).max()
     }
 
     fn defer(&mut self, pages: Vec<u32>, slots: Vec<u32>) {
@@ -436,12 +436,12 @@ impl Engine {
             .filter(|_| self.random.one_in(15))
             .cloned()
             .collect();
-        self.cache.retire_step(step.id, &refused).unwrap();
+        self.cache.retire_step(&step.id, &refused).unwrap();
         let oldest = self
             .launched
             .iter()
             .chain(&self.executed)
-            .map(|step| step.id)
+            .map(|step| step.id.id())
             .min();
         let is_free =
             |deferred: &mut Deferred| oldest.is_none_or(|oldest| deferred.newest < oldest);

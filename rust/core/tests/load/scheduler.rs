@@ -38,7 +38,7 @@ struct Request {
 }
 
 struct Step {
-    id: u64,
+    id: radixstate::Step,
     stored: Vec<Stored>,
 }
 
@@ -361,7 +361,7 @@ impl Scheduler {
     fn keep(&mut self, stored: Stored) {
         self.seen.stored += 1;
         let step = self.steps.last_mut().expect("a turn has begun a step");
-        assert_eq!(stored.step, Some(step.id));
+        assert_eq!(stored.step, Some(step.id.id()));
         step.stored.push(stored);
     }
 
@@ -424,10 +424,10 @@ impl Scheduler {
             .filter(|_| self.random.one_in(20))
             .collect();
         self.seen.refused += refused.len() as u64;
-        self.cache.retire_step(id, &refused).expect("it was begun");
+        self.cache.retire_step(&id, &refused).expect("it was begun");
         if self.random.one_in(20) {
             self.cache
-                .retire_step(id, &refused)
+                .retire_step(&id, &refused)
                 .expect("a repeated result changes nothing");
         }
     }
@@ -491,7 +491,7 @@ impl Seen {
         match skip {
             Skip::NoRoom(_) => self.no_room += 1,
             Skip::Reset => self.reset += 1,
-            Skip::Duplicate => {}
+            Skip::Duplicate | Skip::NotReady => {}
             Skip::NotAligned | Skip::NoStore | Skip::NonFinite => {
                 unreachable!("a scheduler that stores at legal depths: {skip:?}")
             }

@@ -86,7 +86,10 @@ fn request(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
             depth: depth(bytes)?,
             source: number(bytes)?,
         },
-        58..68 => Op::Commit(number(bytes)?),
+        58..68 => Op::Commit {
+            pending: number(bytes)?,
+            proven: !bytes.ratio(1, 6)?,
+        },
         68 => Op::DropPending(number(bytes)?),
         69 => Op::Discard(number(bytes)?),
         70..82 => Op::Finish(number(bytes)?),
@@ -122,7 +125,12 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
         101..105 => Op::Release(number(bytes)?),
         105 => Op::DropLease(number(bytes)?),
         106..108 => Op::Evict(pool(bytes)?, bytes.int_in_range(0..=3)?),
-        108..110 => Op::TakeFreed,
+        108 => Op::TakeFreed,
+        109 if bytes.ratio(1, 3)? => match bytes.arbitrary()? {
+            true => Op::CancelStep(bytes.arbitrary::<u8>()?.into()),
+            false => Op::DropStep(number(bytes)?),
+        },
+        109 => complete(bytes)?,
         110..112 => Op::Wrong(wrong(bytes)?, number(bytes)?),
         112..116 => Op::BeginStep,
         116..126 => {
@@ -139,6 +147,13 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
         126 => Op::Refuse(number(bytes)?),
         _ if bytes.ratio(1, 4)? => Op::Reset,
         _ => Op::TakeFreed,
+    })
+}
+
+fn complete(bytes: &mut Unstructured<'_>) -> Result<Op> {
+    Ok(Op::Complete {
+        proof: number(bytes)?,
+        finite: !bytes.ratio(1, 4)?,
     })
 }
 

@@ -33,7 +33,15 @@ pub(crate) enum Op {
         more: Vec<u32>,
         depth: Depth,
     },
-    Commit(usize),
+    Commit {
+        pending: usize,
+        proven: bool,
+    },
+    /// It is known now whether a state is finite.
+    Complete {
+        proof: usize,
+        finite: bool,
+    },
     DropPending(usize),
     Discard(usize),
     Finish(usize),
@@ -57,6 +65,8 @@ pub(crate) enum Op {
         step: u64,
         refused: Option<usize>,
     },
+    CancelStep(u64),
+    DropStep(usize),
     Refuse(usize),
     Reset,
     Wrong(Wrong, usize),

@@ -104,7 +104,10 @@ fn request() -> impl Strategy<Value = Op> {
         2 => n.clone().prop_map(Op::TakeSlot),
         14 => (n.clone(), depth(), n.clone())
             .prop_map(|(sequence, depth, source)| Op::Reserve { sequence, depth, source }),
-        14 => n.clone().prop_map(Op::Commit),
+        14 => (n.clone(), prop::bool::weighted(0.8))
+            .prop_map(|(pending, proven)| Op::Commit { pending, proven }),
+        4 => (n.clone(), prop::bool::weighted(0.8))
+            .prop_map(|(proof, finite)| Op::Complete { proof, finite }),
         1 => n.clone().prop_map(Op::DropPending),
         1 => n.clone().prop_map(Op::Discard),
         6 => n.clone().prop_map(Op::Finish),
@@ -128,6 +131,8 @@ fn engine() -> impl Strategy<Value = Op> {
         4 => Just(Op::BeginStep),
         6 => (any::<u64>(), prop::option::weighted(0.2, n.clone()))
             .prop_map(|(step, refused)| Op::RetireStep { step, refused }),
+        1 => any::<u64>().prop_map(Op::CancelStep),
+        1 => n.clone().prop_map(Op::DropStep),
         1 => n.clone().prop_map(Op::Refuse),
         2 => (wrong(), n).prop_map(|(wrong, n)| Op::Wrong(wrong, n)),
         1 => prop::bool::weighted(0.3).prop_map(|reset| if reset { Op::Reset } else { Op::TakeFreed }),

@@ -6,11 +6,11 @@ mod wrong;
 use std::collections::BTreeSet;
 
 use radixstate::{
-    Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Pending, PoolKind, Published,
-    Reservation, Sequence, Skip, StartOptions, Started, Stats, Stored, Usage,
+    Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Outcome, Pending, PoolKind,
+    Published, Reservation, Sequence, Skip, StartOptions, Started, Stats, Step, Stored, Usage,
 };
 
-use crate::naive::{Found, Fresh, Naive, Outcome, Reserved};
+use crate::naive::{Found, Fresh, Naive, Published as Expected, Reserved};
 use crate::ops::{Depth, Op};
 
 /// Ends every prompt of a probe, so that a checkpoint at the end of the cached part can be hit.
@@ -20,6 +20,7 @@ const END: u32 = 9;
 struct Waiting {
     id: u64,
     pending: Pending,
+    proven: bool,
 }
 
 /// A lookup that a later lease may use.
@@ -40,6 +41,8 @@ pub(crate) struct Both {
     pending: Vec<Waiting>,
     looked: Vec<Looked>,
     stored: Vec<Stored>,
+    /// Retired ones too: their drop must change nothing.
+    steps: Vec<Step>,
     engine_free: BTreeSet<u32>,
     next: u64,
 }
@@ -100,6 +103,7 @@ impl Both {
             pending: Vec::new(),
             looked: Vec::new(),
             stored: Vec::new(),
+            steps: Vec::new(),
             engine_free,
             next: 0,
         }
@@ -132,7 +136,7 @@ impl Both {
             Op::ReserveLeased { lease, more, depth } => {
                 return self.reserve_leased(*lease, more, *depth);
             }
-            Op::Commit(n) => return self.commit(*n),
+            Op::Commit { pending, proven } => return self.commit(*pending, *proven),
             Op::DropPending(n) => return self.drop_pending(*n),
             Op::Discard(n) => return self.discard(*n),
             Op::Wrong(wrong, n) => return self.wrong(*wrong, *n),
@@ -242,8 +246,24 @@ impl Both {
         match *op {
             Op::Evict(pool, n) => assert_eq!(self.real.evict(pool, n), self.naive.evict(pool, n)),
             Op::TakeFreed => self.take_freed(),
-            Op::BeginStep => assert_eq!(self.real.begin_step(), self.naive.begin_step()),
+            Op::BeginStep => {
+                let step = self.real.begin_step();
+                assert_eq!(step.id(), self.naive.begin_step());
+                self.steps.push(step);
+            }
+            Op::DropStep(n) => {
+                let step = self.steps.swap_remove(pick(&self.steps, n)?);
+                self.naive.cancel_step(step.id()).unwrap();
+            }
             Op::RetireStep { step, refused } => self.retire_step(self.name_step(step), refused),
+            Op::CancelStep(step) => {
+                let step = self.name_step(step);
+                assert_eq!(self.real.cancel_step(step), self.naive.cancel_step(step));
+            }
+            Op::Complete { proof, finite } => {
+                let tickets: Vec<u64> = self.naive.proofs.keys().copied().collect();
+                self.complete(tickets[pick(&tickets, proof)?], finite);
+            }
             Op::Refuse(n) => {
                 let stored = &self.stored[pick(&self.stored, n)?];
                 self.real.refuse(stored).unwrap();
@@ -279,6 +299,16 @@ impl Both {
         );
     }
 
+    fn complete(&mut self, ticket: u64, finite: bool) {
+        let outcome = if finite {
+            Outcome::Done
+        } else {
+            Outcome::Failed
+        };
+        self.real.complete(ticket, outcome).unwrap();
+        self.naive.complete(ticket, finite);
+    }
+
     fn start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) {
         let id = self.id();
         let started = self.real.start(namespace, tokens, options);
@@ -312,7 +342,7 @@ impl Both {
             self.apply(&Op::Loaded(running));
             self.reserve(running, Depth::Deepest, 0)?;
             if self.pending.len() > waiting {
-                self.commit(waiting)?;
+                self.commit(waiting, true)?;
             }
             if ends {
                 self.apply(&Op::Finish(running));
@@ -369,7 +399,7 @@ impl Both {
         let holder = &self.naive.holders[owner];
         let depth = depth.pick(self.naive.legal, holder.written());
         let source = self.source(holder.slots(), source);
-        let allowed = self.real.check_checkpoint(sequence, depth, source);
+        let allowed = self.real.can_checkpoint(sequence, depth, source);
         assert_eq!(allowed, self.naive.check_source(*owner, depth, source));
         let reservation = self.real.reserve_checkpoint(sequence, depth, source);
         if let Err(misuse) = self.naive.check_source(*owner, depth, source) {
@@ -414,7 +444,11 @@ impl Both {
         match (reservation, self.naive.reserve(id, owner, tokens, slot)) {
             (Reservation::Pending(pending), Ok(())) => {
                 assert_eq!(pending.depth(), tokens.len());
-                self.pending.push(Waiting { id, pending });
+                self.pending.push(Waiting {
+                    id,
+                    pending,
+                    proven: true,
+                });
             }
             (Reservation::Skipped(skip), Err(expected)) => assert_eq!(skip, expected),
             (real, expected) => panic!("{real:?}, the model says {expected:?}"),
@@ -422,15 +456,15 @@ impl Both {
     }
 
     fn drop_pending(&mut self, n: usize) -> Option<()> {
-        let Waiting { id, pending } = self.pending.swap_remove(pick(&self.pending, n)?);
+        let Waiting { id, pending, .. } = self.pending.swap_remove(pick(&self.pending, n)?);
         drop(pending);
         self.naive.drop_reserved(id);
         Some(())
     }
 
     fn discard(&mut self, n: usize) -> Option<()> {
-        let Waiting { id, pending } = self.pending.swap_remove(pick(&self.pending, n)?);
-        assert_eq!(self.real.discard(pending), Ok(Skip::NonFinite));
+        let Waiting { id, pending, .. } = self.pending.swap_remove(pick(&self.pending, n)?);
+        assert_eq!(self.real.discard(pending).unwrap(), Skip::NonFinite);
         self.naive.drop_reserved(id);
         self.naive.stats.refusals.non_finite += 1;
         Some(())
@@ -438,8 +472,19 @@ impl Both {
 
     /// Commits or publishes, as the owner and the pools demand; drops what cannot be published any
     /// more.
-    fn commit(&mut self, n: usize) -> Option<()> {
+    fn commit(&mut self, n: usize, proven: bool) -> Option<()> {
         let n = pick(&self.pending, n)?;
+        let waiting = self.pending.swap_remove(n);
+        self.pending.push(Waiting {
+            id: waiting.id,
+            pending: if proven {
+                waiting.pending
+            } else {
+                waiting.pending.unproven()
+            },
+            proven,
+        });
+        let n = self.pending.len() - 1;
         let Reserved { owner, tokens, .. } = self.naive.reserved[&self.pending[n].id].clone();
         let Some(holder) = self.naive.holders.get(&owner) else {
             return self.drop_pending(n);
@@ -449,18 +494,18 @@ impl Both {
             return self.drop_pending(n);
         };
         if let Some(at) = self.sequences.iter().position(|(id, _)| *id == owner) {
-            let Waiting { id, pending } = self.pending.swap_remove(n);
+            let Waiting {
+                id,
+                pending,
+                proven,
+            } = self.pending.swap_remove(n);
             let sequence = &self.sequences[at].1;
             if self.engine_owns_kv() {
-                self.real
-                    .check_commit_pages(sequence, &pages, &pending)
-                    .unwrap();
                 let published = self.real.commit_pages(sequence, &pages, pending).unwrap();
-                self.published(id, &pages, published);
+                self.published(id, &pages, published, proven);
             } else {
-                self.real.check_commit(sequence, &pending).unwrap();
                 let outcome = self.real.commit(sequence, pending).unwrap();
-                self.committed(id, None, outcome, &[]);
+                self.committed(id, None, outcome, &[], proven);
             }
         } else if self.naive.allocates_kv() {
             self.drop_pending(n)?;
@@ -471,7 +516,11 @@ impl Both {
     }
 
     fn publish(&mut self, n: usize, owner: u64, tokens: &[u32], pages: &[u32]) {
-        let Waiting { id, pending } = self.pending.swap_remove(n);
+        let Waiting {
+            id,
+            pending,
+            proven,
+        } = self.pending.swap_remove(n);
         let lease = self
             .leases
             .iter()
@@ -479,29 +528,30 @@ impl Both {
             .map(|(_, lease)| lease);
         let lease = lease.expect("its holder lives");
         let allowed = self.naive.check_prefix(owner, tokens);
-        assert_eq!(
-            self.real
-                .check_publish(lease, tokens, pages, Some(&pending)),
-            allowed
-        );
+        assert_eq!(self.real.can_publish(lease, tokens, pages), allowed);
         let published = self.real.publish(lease, tokens, pages, pending);
         match allowed {
-            Ok(()) => self.published(id, pages, published.expect("the model publishes it")),
+            Ok(()) => self.published(
+                id,
+                pages,
+                published.expect("the model publishes it"),
+                proven,
+            ),
             Err(misuse) => {
-                assert_eq!(published.unwrap_err(), misuse);
+                assert_eq!(published.unwrap_err().why, misuse);
                 self.naive.drop_reserved(id);
             }
         }
     }
 
-    fn published(&mut self, id: u64, given: &[u32], published: Published) {
+    fn published(&mut self, id: u64, given: &[u32], published: Published, proven: bool) {
         let Published {
             outcome,
             canonical,
             duplicates,
         } = published;
         assert_eq!(canonical.len(), given.len());
-        self.committed(id, Some(given), outcome, &duplicates);
+        self.committed(id, Some(given), outcome, &duplicates, proven);
     }
 
     fn engine_owns_kv(&self) -> bool {
@@ -518,18 +568,30 @@ impl Both {
         (pages.len() == wanted).then_some(pages)
     }
 
-    fn committed(&mut self, id: u64, given: Option<&[u32]>, outcome: Commit, duplicates: &[u32]) {
+    fn committed(
+        &mut self,
+        id: u64,
+        given: Option<&[u32]>,
+        outcome: Commit,
+        duplicates: &[u32],
+        proven: bool,
+    ) {
         let serial = match &outcome {
             Commit::Stored(stored) => Some(stored.serial),
             Commit::Skipped(_) => None,
         };
-        let (expected, expected_duplicates) = self.naive.publish(id, given, serial);
+        let (expected, expected_duplicates) = self.naive.publish(id, given, serial, proven);
         assert_eq!(duplicates, expected_duplicates);
-        let reset = matches!(outcome, Commit::Skipped(Skip::Reset));
+        // A skip takes no page, but for a duplicate among proven pages.
+        let kept = match &outcome {
+            Commit::Skipped(Skip::Duplicate) => duplicates.is_empty(),
+            Commit::Skipped(_) => true,
+            Commit::Stored(_) => false,
+        };
         for page in given
             .unwrap_or_default()
             .iter()
-            .filter(|page| !reset && !duplicates.contains(page))
+            .filter(|page| !kept && !duplicates.contains(page))
         {
             assert!(
                 self.engine_free.remove(page),
@@ -537,20 +599,22 @@ impl Both {
             );
         }
         match outcome {
-            Commit::Skipped(skip) => assert_eq!(expected, Outcome::Skipped(skip)),
+            Commit::Skipped(skip) => assert_eq!(expected, Expected::Skipped(skip)),
             Commit::Stored(stored) => {
                 let Stored {
                     depth,
                     step,
+                    ticket,
                     generation,
                     replaced,
                     ..
                 } = stored.clone();
                 assert_eq!(
                     expected,
-                    Outcome::Stored {
+                    Expected::Stored {
                         depth,
                         step,
+                        ticket,
                         generation,
                         replaced
                     }
@@ -646,6 +710,9 @@ impl Both {
     pub(crate) fn wind_down(&mut self, by_page: bool) {
         for step in self.naive.outstanding.clone() {
             self.retire_step(step, None);
+        }
+        for ticket in self.naive.proofs.keys().copied().collect::<Vec<u64>>() {
+            self.complete(ticket, true);
         }
         while !self.sequences.is_empty() {
             self.apply(&Op::Finish(0));

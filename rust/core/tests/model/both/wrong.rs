@@ -66,13 +66,13 @@ impl Both {
         let n = pick(&self.pending, n)?;
         let owner = self.naive.reserved[&self.pending[n].id].owner;
         let (_, sequence) = self.sequences.iter().find(|(id, _)| *id != owner)?;
-        let Waiting { id, pending } = self.pending.swap_remove(n);
+        let Waiting { id, pending, .. } = self.pending.swap_remove(n);
         let committed = if self.engine_owns_kv() {
             self.real.commit_pages(sequence, &[], pending).map(drop)
         } else {
             self.real.commit(sequence, pending).map(drop)
         };
-        assert_eq!(committed, Err(Misuse::NotYourPending));
+        assert_eq!(committed.unwrap_err().why, Misuse::NotYourPending);
         self.naive.drop_reserved(id);
         Some(())
     }
@@ -88,17 +88,12 @@ impl Both {
             .find(|(id, _)| *id == reserved.owner)?;
         let missing = reserved.tokens.len().saturating_sub(leased) / self.config.page_size as usize;
         let (pages, misuse) = self.spoil(self.engine_pages(missing)?, n);
-        let Waiting { id, pending } = self.pending.swap_remove(at);
-        assert_eq!(
-            self.real.check_commit_pages(sequence, &pages, &pending),
-            Err(misuse.clone())
-        );
-        assert_eq!(
-            self.real
-                .commit_pages(sequence, &pages, pending)
-                .unwrap_err(),
-            misuse
-        );
+        let Waiting { id, pending, .. } = self.pending.swap_remove(at);
+        let rejected = self.real.commit_pages(sequence, &pages, pending);
+        let rejected = rejected.unwrap_err();
+        assert_eq!(rejected.why, misuse);
+        // What came back is as it was: the next call takes it, or its drop gives the slot back.
+        drop(rejected.pending);
         self.naive.drop_reserved(id);
         Some(())
     }

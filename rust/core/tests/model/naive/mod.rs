@@ -72,7 +72,9 @@ pub(crate) struct State {
 /// A checkpoint on its way from a step into the tree. Pins the state and its path.
 #[derive(Debug, Clone)]
 struct Writing {
-    step: u64,
+    /// It is ready when this and all tickets before it are closed.
+    ticket: u64,
+    step: Option<u64>,
     path: Prefix,
     serial: u64,
 }
@@ -149,10 +151,11 @@ pub(crate) struct Found {
 
 /// What a commit does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum Published {
     Stored {
         depth: usize,
         step: Option<u64>,
+        ticket: Option<u64>,
         generation: u32,
         replaced: Range<usize>,
     },
@@ -183,6 +186,8 @@ pub(crate) struct Naive {
     retiring: VecDeque<(u64, Holdings)>,
     pub(crate) newest: u64,
     pub(crate) outstanding: BTreeSet<u64>,
+    /// Tickets of states that are not yet known to be finite, and their serials.
+    pub(crate) proofs: BTreeMap<u64, u64>,
     pub(crate) outbox: Vec<u32>,
     pub(crate) stats: Stats,
 }
@@ -210,6 +215,7 @@ impl Naive {
             retiring: VecDeque::new(),
             newest: 0,
             outstanding: BTreeSet::new(),
+            proofs: BTreeMap::new(),
             outbox: Vec::new(),
             stats: Stats::default(),
         }
@@ -256,6 +262,13 @@ impl Naive {
 
     fn is_pinned(&self, prefix: &Prefix) -> bool {
         self.paths().any(|path| path.starts_with(prefix))
+    }
+
+    /// Whether a page may not be shared yet: the store that brought it is not ready.
+    fn is_unproven(&self, page: &Page) -> bool {
+        self.writing
+            .iter()
+            .any(|writing| writing.serial == page.serial)
     }
 
     /// Whether a state is being loaded or written.

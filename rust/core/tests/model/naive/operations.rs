@@ -7,7 +7,7 @@ use radixstate::{
 };
 
 use super::{
-    Found, Fresh, Holder, Holdings, Naive, Outcome, Page, Prefix, Reserved, State, Writing,
+    Found, Fresh, Holder, Holdings, Naive, Page, Prefix, Published, Reserved, State, Writing,
 };
 
 impl Naive {
@@ -314,6 +314,7 @@ impl Naive {
             self.stats.duplicates += 1;
             return Err(Skip::Duplicate);
         }
+        self.provable(owner, &prefix)?;
         match self.shortfall(PoolKind::Checkpoint, 1) {
             Err(short) => {
                 self.stats.refusals.no_room += 1;
@@ -346,7 +347,8 @@ impl Naive {
         id: u64,
         given: Option<&[u32]>,
         serial: Option<u64>,
-    ) -> (Outcome, Vec<u32>) {
+        proven: bool,
+    ) -> (Published, Vec<u32>) {
         let Reserved {
             owner,
             tokens,
@@ -355,14 +357,19 @@ impl Naive {
             .reserved
             .remove(&id)
             .expect("the test names a live reservation");
-        let prefix = match self.current(owner, &tokens) {
+        let prefix = self.current(owner, &tokens);
+        let prefix = prefix.and_then(|prefix| {
+            self.provable(owner, &prefix)?;
+            Ok(prefix)
+        });
+        let prefix = match prefix {
             Ok(prefix) => prefix,
             Err(skip) => {
                 self.give_back(Holdings {
                     state: Some(slot),
                     ..Holdings::default()
                 });
-                return (Outcome::Skipped(skip), Vec::new());
+                return (Published::Skipped(skip), Vec::new());
             }
         };
         let leased = self.holders[&owner].depth();
@@ -380,15 +387,16 @@ impl Naive {
                 state: Some(slot),
                 ..Holdings::default()
             });
-            Outcome::Skipped(Skip::Duplicate)
+            Published::Skipped(Skip::Duplicate)
         } else {
             let generation = self.holders[&owner].generation + 1;
             let serial = serial.expect("it was stored");
             self.stores.insert(serial, (prefix.clone(), brought));
-            self.store(&prefix, slot, serial, generation);
-            Outcome::Stored {
+            let ticket = self.store(&prefix, slot, serial, generation, proven);
+            Published::Stored {
                 depth: tokens.len(),
                 step: self.outstanding.last().copied(),
+                ticket,
                 generation,
                 replaced,
             }
@@ -499,6 +507,23 @@ impl Naive {
         Ok(Prefix::new(self.epoch, &holder.namespace, tokens))
     }
 
+    /// Refuses a store that would get pages which another request is still writing.
+    fn provable(&mut self, owner: u64, prefix: &Prefix) -> Result<(), Skip> {
+        let leased = self.holders[&owner].depth();
+        let unproven = self.pages.iter().any(|(path, page)| {
+            path.depth() > leased && prefix.starts_with(path) && self.is_unproven(page)
+        });
+        if !self.has_kv() || !unproven {
+            return Ok(());
+        }
+        if self.states.contains_key(prefix) {
+            self.stats.duplicates += 1;
+            return Err(Skip::Duplicate);
+        }
+        self.stats.refusals.not_ready += 1;
+        Err(Skip::NotReady)
+    }
+
     /// A sequence's own pages up to `depth`, which leave it.
     fn own_pages(&mut self, owner: u64, depth: usize) -> Vec<u32> {
         let count = depth.saturating_sub(self.holders[&owner].depth()) / self.page;
@@ -546,26 +571,40 @@ impl Naive {
         duplicates
     }
 
-    fn store(&mut self, prefix: &Prefix, slot: u32, serial: u64, generation: u32) {
+    /// Returns the ticket of the proof, if there is one to come.
+    fn store(
+        &mut self,
+        prefix: &Prefix,
+        slot: u32,
+        serial: u64,
+        generation: u32,
+        proven: bool,
+    ) -> Option<u64> {
         let stamp = self.tick();
+        let proof = (!proven).then(|| {
+            self.newest += 1;
+            self.proofs.insert(self.newest, serial);
+            self.newest
+        });
         let step = self.outstanding.last().copied();
-        self.states.insert(
-            prefix.clone(),
-            State {
-                slot,
-                serial,
-                stamp,
-                ready: step.is_none(),
-                generation,
-            },
-        );
-        if let Some(step) = step {
+        let ticket = step.max(self.proofs.keys().next_back().copied());
+        let state = State {
+            slot,
+            serial,
+            stamp,
+            ready: ticket.is_none(),
+            generation,
+        };
+        self.states.insert(prefix.clone(), state);
+        if let Some(ticket) = ticket {
             self.writing.push(Writing {
+                ticket,
                 step,
                 path: prefix.clone(),
                 serial,
             });
         }
         self.stats.stored += 1;
+        proof
     }
 }

@@ -22,34 +22,53 @@ impl Naive {
             return Ok(());
         }
         refused.iter().for_each(|&serial| self.refuse(serial));
-        let unretired = self.outstanding.first().copied();
-        let out = |step: u64| unretired.is_some_and(|oldest| oldest <= step);
-        let written: Vec<u64> = self
-            .writing
-            .iter()
-            .filter(|w| !out(w.step))
-            .map(|w| w.serial)
-            .collect();
-        self.writing.retain(|writing| out(writing.step));
+        self.land();
+        Ok(())
+    }
+
+    pub(crate) fn cancel_step(&mut self, step: u64) -> Result<(), Misuse> {
+        let written = self.writing.iter().filter(|it| it.step == Some(step));
+        let written: Vec<u64> = written.map(|it| it.serial).collect();
+        self.retire_step(step, &written)
+    }
+
+    pub(crate) fn complete(&mut self, ticket: u64, finite: bool) {
+        if let Some(serial) = self.proofs.remove(&ticket) {
+            if !finite {
+                self.refuse(serial);
+            }
+            self.land();
+        }
+    }
+
+    /// What is written is ready, and what waited for steps is free.
+    fn land(&mut self) {
+        let oldest_step = self.outstanding.first().copied();
+        let oldest_proof = self.proofs.keys().next().copied();
+        let open = |ticket: u64| {
+            let oldest = oldest_step.into_iter().chain(oldest_proof).min();
+            oldest.is_some_and(|oldest| oldest <= ticket)
+        };
+        let written = self.writing.iter().filter(|it| !open(it.ticket));
+        let written: Vec<u64> = written.map(|it| it.serial).collect();
+        self.writing.retain(|writing| open(writing.ticket));
         self.states
             .values_mut()
             .filter(|state| written.contains(&state.serial))
             .for_each(|state| state.ready = true);
+        let out = |step: u64| oldest_step.is_some_and(|oldest| oldest <= step);
         self.retiring.retain(|&(newest, _)| out(newest));
         self.sweep();
-        Ok(())
     }
 
-    /// Drops a state. If its store brought pages and the last of them is still there, they are
-    /// refused with it, and every state whose path they lie on.
+    /// Drops a state if it is still there. The pages that its store brought are refused with it,
+    /// and every state whose path they lie on.
     pub(crate) fn refuse(&mut self, serial: u64) {
         let (prefix, brought) = self.stores[&serial].clone();
-        let still = self
-            .pages
-            .get(&prefix)
-            .is_some_and(|page| page.serial == serial)
-            && prefix.epoch == self.epoch;
-        let gone: Vec<Prefix> = if still && self.has_kv() {
+        if self.states.values().all(|state| state.serial != serial) {
+            return;
+        }
+        let gone: Vec<Prefix> = if brought < prefix.depth() && self.has_kv() {
             self.hide(&prefix, brought, serial);
             self.states
                 .keys()

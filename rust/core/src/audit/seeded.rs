@@ -1,14 +1,14 @@
 //! Seeded bugs and damaged structures: `check()` names the rule that each of them breaks.
 
+use crate::audit::faults::{Fault, with};
+use crate::audit::{Report, Rule};
 use crate::cache::{Cache, Config};
-use crate::check::{Report, Rule};
-use crate::fault::{Fault, with};
+use crate::checkpoint::{Commit, Listed, Reservation, Stored};
 use crate::handle::Sequence;
-use crate::key::Namespace;
-use crate::ledger::Stored;
-use crate::node::Parent;
+use crate::namespace::Namespace;
 use crate::pool::{PoolConfig, PoolKind, Slots};
-use crate::sequence::{Commit, Reservation, StartOptions};
+use crate::sequence::StartOptions;
+use crate::tree::{Node, NodeIdx};
 
 const PROMPT: [u32; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
@@ -68,6 +68,24 @@ fn reader(cache: &mut Cache) -> Sequence {
     started.sequence
 }
 
+fn root(cache: &mut Cache) -> &mut Node {
+    cache
+        .ledger
+        .prefixes
+        .damage()
+        .0
+        .node_mut(NodeIdx::forged(0))
+}
+
+fn node(cache: &mut Cache) -> &mut Node {
+    cache
+        .ledger
+        .prefixes
+        .damage()
+        .0
+        .node_mut(NodeIdx::forged(1))
+}
+
 fn report(cache: &mut Cache) -> Report {
     cache.check(None).expect_err("the damage is found")
 }
@@ -120,7 +138,7 @@ fn a_checkpoint_freed_while_it_is_read_is_found() {
 fn a_pin_that_eviction_ignores_is_found() {
     let (mut cache, _) = filled();
     let _reader = with(Fault::IgnoredPin, || reader(&mut cache));
-    assert_found(&mut cache, Rule::Order, "state: false");
+    assert_found(&mut cache, Rule::Order, "No demanded, State noted");
 }
 
 #[test]
@@ -153,6 +171,21 @@ fn a_removed_node_left_among_the_children_is_found() {
 }
 
 #[test]
+fn a_split_that_is_never_undone_is_found() {
+    let mut cache = cache();
+    let sequence = start(&mut cache, &PROMPT);
+    let inner = checkpoint(&mut cache, &sequence, 4);
+    let _outer = checkpoint(&mut cache, &sequence, 8);
+    with(Fault::SplitForGood, || cache.evict(PoolKind::Checkpoint, 1));
+    assert_found(
+        &mut cache,
+        Rule::Joined,
+        "neither branches nor holds a state nor is leased",
+    );
+    assert_eq!(inner.depth, 4);
+}
+
+#[test]
 fn without_a_fault_the_same_operations_are_clean() {
     let (mut cache, stored) = filled();
     let reader = reader(&mut cache);
@@ -172,88 +205,73 @@ type Damage = fn(&mut Cache);
 
 #[test]
 fn the_checker_names_the_rule_that_damage_breaks() {
-    const ROOT: u32 = 0;
-    const NODE: u32 = 1;
-    let damages: [(Rule, &str, Damage); 20] = [
+    let damages: [(Rule, &str, Damage); 23] = [
         (Rule::Pages, "has 8 tokens and 3 pages of 2", |cache| {
-            let _lost = cache.ledger.prefixes.tree.node_mut(NODE).pages.split_off(3);
+            let _lost = node(cache).pages.split_off(3);
         }),
         (Rule::Depth, "has a checkpoint at depth 9", |cache| {
-            cache.ledger.prefixes.tree.node_mut(NODE).end = 9
+            node(cache).end = 9
         }),
         (
             Rule::Links,
             "ending at 9 is not linked as it says",
             |cache| {
-                cache.ledger.prefixes.tree.node_mut(NODE).end = 9;
+                node(cache).end = 9;
             },
         ),
         (
             Rule::Links,
             "counts 1 children, 0 name it as parent",
             |cache| {
-                cache.ledger.prefixes.tree.node_mut(NODE).children = 1;
+                node(cache).children = 1;
             },
         ),
         (Rule::Depth, "has a checkpoint at depth 0,", |cache| {
-            let node = cache.ledger.prefixes.tree.node_mut(NODE);
+            let node = node(cache);
             (node.end, node.key) = (0, [].into());
         }),
         (
             Rule::Links,
             "node 0 ending at 0 is not linked as it says",
             |cache| {
-                cache.ledger.prefixes.tree.node_mut(ROOT).key = [1, 2].into();
+                root(cache).key = [1, 2].into();
             },
         ),
         (
             Rule::Links,
             "node 0 ending at 0 is not linked as it says",
             |cache| {
-                cache.ledger.prefixes.tree.node_mut(ROOT).attached = false;
+                root(cache).attached = false;
             },
         ),
         (Rule::Order, "checkpoint of node 1", |cache| {
-            cache
-                .ledger
-                .prefixes
-                .tree
-                .node_mut(NODE)
-                .checkpoint
-                .as_mut()
-                .unwrap()
-                .listed
-                .leaf = true;
+            node(cache).checkpoint.as_mut().unwrap().listed = Listed::Leaf;
         }),
         (
             Rule::Leaf,
             "is an unpinned leaf without a checkpoint",
             |cache| {
-                let node = cache.ledger.prefixes.tree.node_mut(NODE);
+                let node = node(cache);
                 (node.pins, node.checkpoint) = (0, None);
             },
         ),
         (Rule::Pins, "node 1 counts 2 pins, 1 are held", |cache| {
-            cache.ledger.prefixes.tree.node_mut(NODE).pins = 2;
+            node(cache).pins = 2;
         }),
         (
             Rule::Pins,
             "checkpoint of node 1 counts 1 pins, 0 are held",
             |cache| {
-                cache
-                    .ledger
-                    .prefixes
-                    .tree
-                    .node_mut(NODE)
-                    .checkpoint
-                    .as_mut()
-                    .unwrap()
-                    .pins = 1;
+                node(cache).checkpoint.as_mut().unwrap().pins = 1;
             },
         ),
-        (Rule::Order, "entries of nodes that are gone", |cache| {
-            cache.ledger.prefixes.tree.node_mut(NODE).checkpoint = None;
-        }),
+        (
+            Rule::Order,
+            "the policy has 1 candidates, 0 can be evicted",
+            |cache| {
+                node(cache).checkpoint = None;
+            },
+        ),
         (
             Rule::OneOwner,
             "slots it never gave out: [(99, Sequence(0))]",
@@ -278,19 +296,13 @@ fn the_checker_names_the_rule_that_damage_breaks() {
         ),
         (Rule::Counters, "kv pool counts", |cache| {
             let private = cache.sequences[0].lease.holdings.pages.split_off(0);
-            cache
-                .ledger
-                .prefixes
-                .tree
-                .node_mut(NODE)
-                .pages
-                .append(private);
+            node(cache).pages.append(private);
         }),
         (
             Rule::PinnedCheckpoint,
             "is pinned, its node is not",
             |cache| {
-                let node = cache.ledger.prefixes.tree.node_mut(NODE);
+                let node = node(cache);
                 (node.pins, node.checkpoint.as_mut().unwrap().pins) = (0, 1);
             },
         ),
@@ -298,15 +310,8 @@ fn the_checker_names_the_rule_that_damage_breaks() {
             Rule::Pins,
             "withdrawn checkpoint 3 counts 0 pins, 0 are held",
             |cache| {
-                let checkpoint = cache
-                    .ledger
-                    .prefixes
-                    .tree
-                    .node_mut(NODE)
-                    .checkpoint
-                    .take()
-                    .unwrap();
-                cache.ledger.prefixes.withdrawn.insert(3, checkpoint);
+                let checkpoint = node(cache).checkpoint.take().unwrap();
+                cache.ledger.prefixes.damage().1.insert(3, checkpoint);
             },
         ),
         (
@@ -322,6 +327,19 @@ fn the_checker_names_the_rule_that_damage_breaks() {
         (Rule::Lease, "do not continue its leased prefix", |cache| {
             cache.sequences[0].tokens[0] = 77
         }),
+        (
+            Rule::Writing,
+            "node 1 is not proven, and nothing writes it",
+            |cache| {
+                node(cache).proven = false;
+            },
+        ),
+        (Rule::Writing, "ready false, being written false", |cache| {
+            node(cache).checkpoint.as_mut().unwrap().ready = false;
+        }),
+        (Rule::Order, "the policy disagrees", |cache| {
+            node(cache).checkpoint.as_mut().unwrap().used = 77;
+        }),
     ];
     for (rule, words, damage) in damages {
         let mut cache = cache();
@@ -336,8 +354,8 @@ fn the_checker_names_the_rule_that_damage_breaks() {
 #[test]
 fn a_run_that_starts_before_its_prompt_or_hangs_from_itself_is_reported_and_not_followed() {
     let damages: [Damage; 2] = [
-        |cache| cache.ledger.prefixes.tree.node_mut(1).end = 3,
-        |cache| cache.ledger.prefixes.tree.node_mut(1).parent = Parent::Node(1),
+        |cache| node(cache).end = 3,
+        |cache| node(cache).parent = Some(NodeIdx::forged(1)),
     ];
     for damage in damages {
         let mut cache = cache();
@@ -352,7 +370,7 @@ fn a_run_that_starts_before_its_prompt_or_hangs_from_itself_is_reported_and_not_
 #[test]
 fn all_violations_are_reported_at_once() {
     let (mut cache, _) = filled();
-    let node = cache.ledger.prefixes.tree.node_mut(1);
+    let node = node(&mut cache);
     (node.end, node.children) = (9, 3);
     let report = report(&mut cache);
     assert!(report.violations.len() > 2);

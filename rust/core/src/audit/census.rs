@@ -1,81 +1,21 @@
-//! Every invariant, recomputed from nothing. Reports, never ends the process.
+//! Who owns what, counted from nothing.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
+use super::{Rule, Violation};
 use crate::cache::Cache;
+use crate::checkpoint::Listed;
 use crate::ledger::{Holdings, Leased};
-use crate::node::{Listed, Node, Parent};
 use crate::pool::{Pool, Slot, Tag, Usage};
-
-/// The invariant that a [`Violation`] breaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rule {
-    /// A slot has exactly one owner, and its pool knows which kind.
-    OneOwner,
-    /// Counters equal a recount, and add up to the capacity.
-    Counters,
-    /// Pins of a node are its leases plus its children that have pins; those of a checkpoint are
-    /// its readers and writer.
-    Pins,
-    /// A pinned checkpoint is in its pinned node, or withdrawn.
-    PinnedCheckpoint,
-    /// Parent links, child counts, roots and the table of children describe one tree.
-    Links,
-    /// A node's run is whole pages, and it owns one page for each, or none in a purely linear
-    /// model.
-    Pages,
-    /// A checkpoint stands at a legal depth.
-    Depth,
-    /// The eviction order holds exactly what can be evicted.
-    Order,
-    /// An unpinned leaf has a checkpoint.
-    Leaf,
-    /// A lease ends at its node, and a sequence's tokens and pages continue its path.
-    Lease,
-    /// No page is free in the engine and owned by the cache.
-    EngineFree,
-}
-
-/// One thing found wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
-    /// The invariant.
-    pub rule: Rule,
-    /// Pool, slots, nodes, owners and numbers.
-    pub detail: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.rule, self.detail)
-    }
-}
-
-/// Everything that [`Cache::check`] found wrong; at least one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
-    /// All violations.
-    pub violations: Vec<Violation>,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} invariants broken", self.violations.len())?;
-        self.violations
-            .iter()
-            .try_for_each(|violation| write!(f, "\n  {violation}"))
-    }
-}
-
-impl std::error::Error for Report {}
+use crate::prefixes::CheckpointId;
+use crate::tree::{Node, NodeIdx};
 
 /// Who was found with a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     FreeList,
     Outbox,
-    Node { index: u32, pinned: bool },
+    Node { index: NodeIdx, pinned: bool },
     Withdrawn { serial: u64 },
     Lease(usize),
     Sequence(usize),
@@ -85,56 +25,35 @@ enum Owner {
 
 /// Slots as found, and pins as they should be.
 #[derive(Default)]
-struct Census {
+pub(super) struct Census {
     kv: Vec<(u32, Owner)>,
     active: Vec<(u32, Owner)>,
     checkpoints: Vec<(u32, Owner)>,
-    node_pins: BTreeMap<u32, u32>,
+    node_pins: BTreeMap<NodeIdx, u32>,
     checkpoint_pins: BTreeMap<u64, u32>,
-    violations: Vec<Violation>,
-}
-
-impl Cache {
-    /// Recomputes every invariant and reports all violations at once. Its cost grows with
-    /// everything that is cached: for tests and for an operator's question, not for each step.
-    ///
-    /// With an external KV pool, `engine_free` are the pages that are free in the engine: none may
-    /// be owned here.
-    ///
-    /// # Errors
-    /// The [`Report`].
-    pub fn check(&mut self, engine_free: Option<&[u32]>) -> Result<(), Report> {
-        self.settle();
-        let mut census = Census::default();
-        census.records(self);
-        census.nodes(self);
-        census.pools(self);
-        census.pins(self);
-        census.links(self);
-        census.order(self);
-        census.leases(self);
-        for &page in engine_free.unwrap_or_default() {
-            census.expect(
-                Rule::EngineFree,
-                !self.ledger.prefixes.kv.owns(page),
-                || format!("kv page {page} is free in the engine and adopted here"),
-            );
-        }
-        let violations = census.violations;
-        if violations.is_empty() {
-            Ok(())
-        } else {
-            Err(Report { violations })
-        }
-    }
+    pub(super) violations: Vec<Violation>,
 }
 
 impl Census {
+    /// Counts a whole cache.
+    pub(super) fn of(cache: &Cache) -> Self {
+        let mut census = Self::default();
+        census.records(cache);
+        census.nodes(cache);
+        census.pools(cache);
+        census.pins(cache);
+        census.links(cache);
+        census.order(cache);
+        census.writing(cache);
+        census.leases(cache);
+        census
+    }
+
     fn report(&mut self, rule: Rule, detail: String) {
         self.violations.push(Violation { rule, detail });
     }
 
-    fn expect(&mut self, rule: Rule, holds: bool, detail: impl FnOnce() -> String) {
+    pub(super) fn expect(&mut self, rule: Rule, holds: bool, detail: impl FnOnce() -> String) {
         if !holds {
             self.report(rule, detail());
         }
@@ -155,12 +74,13 @@ impl Census {
             .for_each(|(key, writing)| self.holdings(&writing.holdings, Owner::Pending(key)));
         cache
             .ledger
-            .steps
+            .flight
             .retiring()
             .for_each(|holdings| self.holdings(holdings, Owner::Retiring));
-        for (_, pin) in cache.ledger.steps.writing() {
-            *self.node_pins.entry(pin.node.index).or_default() += 1;
-            *self.checkpoint_pins.entry(pin.serial).or_default() += 1;
+        for (_, write) in cache.ledger.flight.writing() {
+            let CheckpointId { node, serial } = write.checkpoint;
+            *self.node_pins.entry(node.index).or_default() += 1;
+            *self.checkpoint_pins.entry(serial).or_default() += 1;
         }
     }
 
@@ -185,8 +105,8 @@ impl Census {
 
     fn nodes(&mut self, cache: &Cache) {
         let prefixes = &cache.ledger.prefixes;
-        let has_kv = cache.ledger.has_kv();
-        for (index, node) in prefixes.tree.nodes() {
+        let has_kv = prefixes.has_kv();
+        for (index, node) in prefixes.tree().nodes() {
             found(
                 &mut self.kv,
                 node.pages.ids(),
@@ -195,7 +115,7 @@ impl Census {
                     pinned: node.pins > 0,
                 },
             );
-            let page = prefixes.grid.page;
+            let page = prefixes.grid().page;
             let pages = if has_kv { node.key.len() / page } else { 0 };
             let whole = node.key.len().is_multiple_of(page) && node.pages.len() == pages;
             self.expect(Rule::Pages, whole, || {
@@ -211,7 +131,7 @@ impl Census {
                     pinned: checkpoint.pins > 0,
                 };
                 found(&mut self.checkpoints, [checkpoint.slot.id()], owner);
-                let legal = prefixes.grid.legal;
+                let legal = prefixes.grid().legal;
                 let on_grid = node.end.is_multiple_of(legal) && node.end > 0;
                 self.expect(Rule::Depth, on_grid, || {
                     format!(
@@ -224,8 +144,12 @@ impl Census {
             self.expect(Rule::Leaf, kept, || {
                 format!("node {index} is an unpinned leaf without a checkpoint")
             });
+            let needless = prefixes.tree().needless(index);
+            self.expect(Rule::Joined, needless.is_none(), || {
+                format!("node {index} neither branches nor holds a state nor is leased")
+            });
         }
-        for (&serial, checkpoint) in &prefixes.withdrawn {
+        for (&serial, checkpoint) in prefixes.withdrawn() {
             found(
                 &mut self.checkpoints,
                 [checkpoint.slot.id()],
@@ -236,14 +160,12 @@ impl Census {
 
     fn pools(&mut self, cache: &Cache) {
         let prefixes = &cache.ledger.prefixes;
-        let (kv, active) = (
-            std::mem::take(&mut self.kv),
-            std::mem::take(&mut self.active),
-        );
+        let kv = std::mem::take(&mut self.kv);
+        let active = std::mem::take(&mut self.active);
         let checkpoints = std::mem::take(&mut self.checkpoints);
-        self.pool(&prefixes.kv, kv);
+        self.pool(prefixes.kv(), kv);
         self.pool(&cache.ledger.active, active);
-        self.pool(&prefixes.checkpoints, checkpoints);
+        self.pool(prefixes.checkpoints(), checkpoints);
     }
 
     fn pool<P: Tag>(&mut self, pool: &Pool<P>, mut owners: Vec<(u32, Owner)>) {
@@ -321,14 +243,14 @@ impl Census {
 
     fn pins(&mut self, cache: &Cache) {
         let prefixes = &cache.ledger.prefixes;
-        for (_, node) in prefixes.tree.nodes().filter(|(_, node)| node.pins > 0) {
-            if let Parent::Node(parent) = node.parent {
+        for (_, node) in prefixes.tree().nodes().filter(|(_, node)| node.pins > 0) {
+            if let Some(parent) = node.parent {
                 *self.node_pins.entry(parent).or_default() += 1;
             }
         }
         let mut pins = std::mem::take(&mut self.node_pins);
         let mut readers = std::mem::take(&mut self.checkpoint_pins);
-        for (index, node) in prefixes.tree.nodes() {
+        for (index, node) in prefixes.tree().nodes() {
             let expected = pins.remove(&index).unwrap_or(0);
             self.expect(Rule::Pins, node.pins == expected, || {
                 format!(
@@ -351,7 +273,7 @@ impl Census {
                 );
             }
         }
-        for (serial, checkpoint) in &prefixes.withdrawn {
+        for (serial, checkpoint) in prefixes.withdrawn() {
             let expected = readers.remove(serial).unwrap_or(0);
             self.expect(
                 Rule::Pins,
@@ -373,20 +295,20 @@ impl Census {
     }
 
     fn links(&mut self, cache: &Cache) {
-        let tree = &cache.ledger.prefixes.tree;
-        let mut children: BTreeMap<u32, u32> = BTreeMap::new();
+        let tree = cache.ledger.prefixes.tree();
+        let mut children: BTreeMap<NodeIdx, u32> = BTreeMap::new();
         let mut linked = 0;
         for (index, node) in tree.nodes() {
-            let sound = match &node.parent {
-                Parent::Root(namespace) => {
-                    node.end == 0
-                        && node.key.is_empty()
-                        && (tree.root(namespace) == Some(index)) == node.attached
+            let sound = match node.parent {
+                None => {
+                    let root = tree.namespace(index).and_then(|it| tree.root(it));
+                    let found = root == Some(index);
+                    node.end == 0 && node.key.is_empty() && found == node.attached
                 }
-                Parent::Node(parent) => {
-                    *children.entry(*parent).or_default() += 1;
+                Some(parent) => {
+                    *children.entry(parent).or_default() += 1;
                     linked += usize::from(node.attached);
-                    self.child_is_sound(cache, index, node, *parent)
+                    self.child_is_sound(cache, index, node, parent)
                 }
             };
             self.expect(Rule::Links, sound, || {
@@ -404,6 +326,13 @@ impl Census {
                     node.children
                 )
             });
+            // One more than there should be shows a circle.
+            let siblings = tree.children(index).take(counted as usize + 1);
+            let siblings = siblings.filter(|&child| tree.node(child).parent == Some(index));
+            let listed = siblings.count();
+            self.expect(Rule::Links, listed == counted as usize, || {
+                format!("node {index} lists {listed} children, {counted} name it as parent")
+            });
         }
         self.expect(Rule::Links, tree.table_len() == linked, || {
             format!(
@@ -413,49 +342,72 @@ impl Census {
         });
     }
 
-    fn child_is_sound(&self, cache: &Cache, index: u32, node: &Node, parent: u32) -> bool {
-        let tree = &cache.ledger.prefixes.tree;
+    fn child_is_sound(&self, cache: &Cache, index: NodeIdx, node: &Node, parent: NodeIdx) -> bool {
+        let tree = cache.ledger.prefixes.tree();
         let above = tree.node_at(parent);
         let joined = above.is_some_and(|above| {
             node.end == above.end + node.key.len() && node.attached <= above.attached
         });
-        let reachable = || tree.step(parent, &node.key) == Some((index, node.key.len()));
+        let reachable = || tree.child_on(parent, &node.key) == Some((index, node.key.len()));
         joined && !node.key.is_empty() && (!node.attached || reachable())
     }
 
     fn order(&mut self, cache: &Cache) {
         let prefixes = &cache.ledger.prefixes;
-        let (mut states, mut leaves) = (0, 0);
-        for (index, node) in prefixes.tree.nodes() {
+        let mut listed = 0;
+        for (index, node) in prefixes.tree().nodes() {
             let Some(checkpoint) = &node.checkpoint else {
                 continue;
             };
-            let state = checkpoint.pins == 0;
-            let wanted = Listed {
-                state,
-                leaf: state && node.is_free_leaf(),
+            let wanted = if checkpoint.pins > 0 {
+                Listed::No
+            } else if node.is_free_leaf() {
+                Listed::Leaf
+            } else {
+                Listed::State
             };
-            let entry = (checkpoint.rank, index);
-            let found = Listed {
-                state: prefixes.order.states().contains(&entry),
-                leaf: prefixes.order.leaves().contains(&entry),
+            listed += usize::from(wanted != Listed::No);
+            let noted = checkpoint.listed;
+            self.expect(Rule::Order, noted == wanted, || {
+                format!("checkpoint of node {index}: {wanted:?} demanded, {noted:?} noted")
+            });
+            let held = prefixes.policy().holds(&prefixes.candidate(index));
+            self.expect(Rule::Order, held == (noted != Listed::No), || {
+                format!("checkpoint of node {index}: {noted:?} noted, the policy disagrees")
+            });
+        }
+        let count = prefixes.policy().count();
+        self.expect(Rule::Order, count == listed, || {
+            format!("the policy has {count} candidates, {listed} can be evicted")
+        });
+    }
+
+    fn writing(&mut self, cache: &Cache) {
+        let tree = cache.ledger.prefixes.tree();
+        let mut writers: Vec<u64> = Vec::new();
+        let mut written: Vec<NodeIdx> = Vec::new();
+        for (_, write) in cache.ledger.flight.writing() {
+            let CheckpointId { node, serial } = write.checkpoint;
+            writers.push(serial);
+            let path = tree.path(node.index);
+            written.extend(path.take_while(|&at| tree.node(at).end > write.brought));
+        }
+        for (index, node) in tree.nodes() {
+            let proven = node.proven || !node.attached || written.contains(&index);
+            self.expect(Rule::Writing, proven, || {
+                format!("node {index} is not proven, and nothing writes it")
+            });
+            let Some(checkpoint) = &node.checkpoint else {
+                continue;
             };
-            states += usize::from(found.state);
-            leaves += usize::from(found.leaf);
-            self.expect(Rule::Order, found == wanted && checkpoint.listed == wanted, || {
+            let written = writers.contains(&checkpoint.serial);
+            self.expect(Rule::Writing, checkpoint.ready != written, || {
                 format!(
-                    "checkpoint of node {index}: {wanted:?} demanded, {found:?} found, {:?} noted",
-                    checkpoint.listed
+                    "checkpoint of node {index}: ready {}, being written {written}",
+                    checkpoint.ready
                 )
             });
         }
-        let extra = (
-            prefixes.order.states().len() - states,
-            prefixes.order.leaves().len() - leaves,
-        );
-        self.expect(Rule::Order, extra == (0, 0), || {
-            format!("entries of nodes that are gone (states, leaves): {extra:?}")
-        });
     }
 
     fn leases(&mut self, cache: &Cache) {
@@ -475,7 +427,7 @@ impl Census {
                     run.claimed
                 )
             });
-            let tree = &cache.ledger.prefixes.tree;
+            let tree = cache.ledger.prefixes.tree();
             let agrees = run
                 .lease
                 .holdings
@@ -491,7 +443,7 @@ impl Census {
         let node = leased
             .holdings
             .node
-            .map(|node| cache.ledger.prefixes.tree.node_at(node));
+            .map(|node| cache.ledger.prefixes.tree().node_at(node));
         let end = node.map_or(Some(0), |node| node.map(|node| node.end));
         self.expect(Rule::Lease, end == Some(leased.depth), || {
             format!(

@@ -17,6 +17,8 @@ pub(crate) enum Fault {
     PinsOnUpperHalf,
     /// Removing a node leaves it in the table of children.
     StaleChild,
+    /// A split is never undone.
+    SplitForGood,
 }
 
 #[cfg(not(test))]

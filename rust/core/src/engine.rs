@@ -2,13 +2,13 @@
 //! states.
 
 use crate::cache::Cache;
-use crate::digest::Decision;
+use crate::checkpoint::{Commit, Encoded, Rejected, Reservation, check_depth};
 use crate::error::Misuse;
+use crate::event::Event;
 use crate::handle::{Kind, Lease, Pending, Sequence};
 use crate::ledger::{Holdings, Leased, Ledger};
-use crate::lookup::{Found, Hit, Match};
-use crate::pool::{Checkpoint, Slot};
-use crate::sequence::{Commit, Reservation, check_depth};
+use crate::lookup::{Match, Reusable};
+use crate::prefixes::CheckpointId;
 
 /// What publishing with the engine's own pages did.
 ///
@@ -36,44 +36,32 @@ impl Cache {
     /// [`Misuse::Stale`] when that checkpoint is gone; [`Misuse::WrongCache`].
     pub fn lease(&mut self, matched: &Match) -> Result<Lease, Misuse> {
         self.own_id(matched.cache)?;
-        self.settle();
-        if matched.epoch != self.ledger.epoch {
+        self.collect_dropped();
+        if matched.resets != self.ledger.resets {
             return Err(Misuse::Stale("the cache was reset after the lookup"));
         }
-        if let Some(Found { node, serial }) = matched.found {
-            let checkpoint = self
-                .ledger
-                .prefixes
-                .tree
-                .get(node)
-                .and_then(|node| node.checkpoint.as_ref());
+        if let Some(CheckpointId { node, serial }) = matched.checkpoint {
+            let node = self.ledger.prefixes.tree().get(node);
+            let checkpoint = node.and_then(|node| node.checkpoint.as_ref());
             if checkpoint.is_none_or(|checkpoint| checkpoint.serial != serial) {
                 return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
             }
         }
-        let &Match {
-            length,
-            kv_length,
-            branch,
-            reason,
-            generation,
-            found,
-            ..
-        } = matched;
-        let hit = Hit {
-            length,
-            kv_length,
-            branch,
-            reason,
-            generation,
-            found,
+        let reusable = Reusable {
+            length: matched.length,
+            kv_length: matched.kv_length,
+            branch: matched.branch,
+            reason: matched.reason,
+            generation: matched.generation,
+            checkpoint: matched.checkpoint,
         };
-        self.note(
-            Decision::Lease,
-            [length as u64, found.map_or(0, |found| found.serial)],
-        );
-        let leased = self.ledger.lease(&matched.namespace, hit);
-        self.ledger.consume(hit);
+        self.ledger.emit(Event::Lease {
+            length: matched.length,
+            serial: matched.checkpoint.map_or(0, |found| found.serial),
+        });
+        self.ledger.prefixes.begin();
+        let leased = self.ledger.lease(&matched.namespace, reusable);
+        self.ledger.consume(reusable);
         let key = self.leases.insert(leased);
         Ok(Lease(self.handle(Kind::Lease, key)))
     }
@@ -100,7 +88,9 @@ impl Cache {
     /// [`Misuse::WrongCache`].
     pub fn lease_pages(&self, lease: &Lease) -> Result<Vec<u32>, Misuse> {
         let node = self.leased(lease)?.holdings.node;
-        Ok(node.map_or_else(Vec::new, |node| self.ledger.prefixes.tree.path_pages(node)))
+        Ok(node.map_or_else(Vec::new, |node| {
+            self.ledger.prefixes.tree().path_pages(node)
+        }))
     }
 
     /// The load from the leased checkpoint is enqueued: the checkpoint may be evicted again.
@@ -110,8 +100,10 @@ impl Cache {
     /// [`Misuse::WrongCache`].
     pub fn lease_loaded(&mut self, lease: &Lease) -> Result<(), Misuse> {
         self.own(&lease.0)?;
-        self.settle();
-        self.note(Decision::Loaded, [lease.0.serial]);
+        self.collect_dropped();
+        self.ledger.emit(Event::Loaded {
+            owner: lease.0.serial,
+        });
         let checkpoint = self.leases[lease.0.key].holdings.checkpoint.take();
         self.ledger.give_back(Holdings {
             checkpoint,
@@ -126,8 +118,10 @@ impl Cache {
     /// [`Misuse::WrongCache`]: the lease then ends in its own cache.
     pub fn release(&mut self, lease: Lease) -> Result<(), Misuse> {
         self.own(&lease.0)?;
-        self.settle();
-        self.note(Decision::End, [lease.0.serial]);
+        self.collect_dropped();
+        self.ledger.emit(Event::End {
+            owner: lease.0.serial,
+        });
         let leased = self.leases.remove(lease.0.disarm());
         self.ledger.give_back(leased.holdings);
         Ok(())
@@ -139,7 +133,7 @@ impl Cache {
     /// [`Misuse::Unaligned`], [`Misuse::PrefixMismatch`], [`Misuse::WrongCache`].
     pub fn reserve(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Reservation, Misuse> {
         self.own(&lease.0)?;
-        self.settle();
+        self.collect_dropped();
         let leased = &self.leases[lease.0.key];
         check_depth(&self.ledger, tokens.len())?;
         check_prefix(&self.ledger, leased, tokens)?;
@@ -147,75 +141,60 @@ impl Cache {
         Ok(self.pend(lease.0.serial, tokens.len(), slot))
     }
 
-    /// Asks whether [`Cache::publish`] is allowed: without `pending`, before a slot is reserved and
-    /// anything evicted for it; with it, before it is consumed.
+    /// Asks whether [`Cache::publish`] will be allowed, before a slot is reserved and anything
+    /// evicted for it.
     ///
     /// # Errors
     /// As [`Cache::reserve`] and [`Cache::publish`].
-    pub fn check_publish(
-        &self,
-        lease: &Lease,
-        tokens: &[u32],
-        pages: &[u32],
-        pending: Option<&Pending>,
-    ) -> Result<(), Misuse> {
+    pub fn can_publish(&self, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Result<(), Misuse> {
         let leased = self.leased(lease)?;
-        if let Some(pending) = pending {
-            self.check_reserved_by(lease.0.serial, pending)?;
-            check_length("tokens", tokens.len(), pending.depth)?;
-        }
         check_depth(&self.ledger, tokens.len())?;
         check_prefix(&self.ledger, leased, tokens)?;
         check_pages(&self.ledger, leased, tokens.len(), pages)
     }
 
-    /// Asks, before it consumes the pending checkpoint, whether [`Cache::commit_pages`] is allowed.
-    ///
-    /// # Errors
-    /// As [`Cache::commit_pages`].
-    pub fn check_commit_pages(
-        &self,
-        sequence: &Sequence,
-        pages: &[u32],
-        pending: &Pending,
-    ) -> Result<(), Misuse> {
-        self.own(&sequence.0)?;
-        self.check_reserved_by(sequence.0.serial, pending)?;
-        check_pages(
-            &self.ledger,
-            &self.sequences[sequence.0.key].lease,
-            pending.depth,
-            pages,
-        )
-    }
-
     /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the
-    /// positions from the lease's depth to the end of `tokens`; exactly those that the tree
-    /// lacks are adopted.
+    /// positions from the lease's depth to the end of `tokens`; exactly those that the tree lacks
+    /// are adopted.
     ///
     /// # Errors
     /// [`Misuse::LengthMismatch`], [`Misuse::PageOwnership`], [`Misuse::PrefixMismatch`],
     /// [`Misuse::NotYourPending`], [`Misuse::PoolMode`] with an internal KV pool, whose pages
-    /// belong to sequences. The pending checkpoint is consumed in every case.
+    /// belong to sequences. The pending checkpoint comes back with the error.
     pub fn publish(
         &mut self,
         lease: &Lease,
         tokens: &[u32],
         pages: &[u32],
         pending: Pending,
-    ) -> Result<Published, Misuse> {
-        self.check_publish(lease, tokens, pages, Some(&pending))?;
-        self.settle();
-        let state = self.writing(pending);
+    ) -> Result<Published, Rejected> {
+        let allowed = self.check_publish(lease, tokens, pages, &pending);
+        let pending = Rejected::unless(allowed, pending)?;
+        self.collect_dropped();
+        let state = self.encoded(pending);
         let leased = &mut self.leases[lease.0.key];
+        let cache = self.inbox.cache;
         Ok(publish(
             &mut self.ledger,
-            self.inbox.cache,
+            cache,
             leased,
             tokens,
             pages,
             state,
         ))
+    }
+
+    fn check_publish(
+        &self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+        pending: &Pending,
+    ) -> Result<(), Misuse> {
+        self.own(&lease.0)?;
+        self.check_reserved_by(lease.0.serial, pending)?;
+        check_length("tokens", tokens.len(), pending.depth)?;
+        self.can_publish(lease, tokens, pages)
     }
 
     /// [`Cache::commit`] for a sequence whose KV pages are the engine's. See [`Cache::publish`].
@@ -227,21 +206,36 @@ impl Cache {
         sequence: &Sequence,
         pages: &[u32],
         pending: Pending,
-    ) -> Result<Published, Misuse> {
-        self.check_commit_pages(sequence, pages, &pending)?;
-        self.settle();
+    ) -> Result<Published, Rejected> {
+        let allowed = self.check_commit_pages(sequence, pages, &pending);
+        let pending = Rejected::unless(allowed, pending)?;
+        self.collect_dropped();
         let depth = pending.depth;
-        let state = self.writing(pending);
+        let state = self.encoded(pending);
         let running = &mut self.sequences[sequence.0.key];
         let tokens = &running.tokens[..depth];
+        let lease = &mut running.lease;
+        let cache = self.inbox.cache;
         Ok(publish(
             &mut self.ledger,
-            self.inbox.cache,
-            &mut running.lease,
+            cache,
+            lease,
             tokens,
             pages,
             state,
         ))
+    }
+
+    fn check_commit_pages(
+        &self,
+        sequence: &Sequence,
+        pages: &[u32],
+        pending: &Pending,
+    ) -> Result<(), Misuse> {
+        self.own(&sequence.0)?;
+        self.check_reserved_by(sequence.0.serial, pending)?;
+        let lease = &self.sequences[sequence.0.key].lease;
+        check_pages(&self.ledger, lease, pending.depth, pages)
     }
 
     /// The checkpoint slot that a lease still pins for loading.
@@ -272,13 +266,11 @@ fn check_prefix(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), 
     let Some(node) = leased.holdings.node else {
         return Ok(());
     };
-    let tree = &ledger.prefixes.tree;
-    if tree.agrees(node, tokens) {
+    if ledger.prefixes.tree().agrees(node, tokens) {
         Ok(())
     } else {
-        Err(Misuse::PrefixMismatch {
-            leased: leased.depth,
-        })
+        let leased = leased.depth;
+        Err(Misuse::PrefixMismatch { leased })
     }
 }
 
@@ -294,13 +286,13 @@ fn check_pages(
         ));
     }
     let new = depth.saturating_sub(leased.depth);
-    let expected = if ledger.has_kv() {
-        new / ledger.prefixes.grid.page
+    let expected = if ledger.prefixes.has_kv() {
+        new / ledger.prefixes.grid().page
     } else {
         0
     };
     check_length("pages", pages.len(), expected)?;
-    ledger.prefixes.kv.check_adoptable(pages)
+    ledger.prefixes.kv().check_adoptable(pages)
 }
 
 fn publish(
@@ -309,26 +301,26 @@ fn publish(
     leased: &mut Leased,
     tokens: &[u32],
     pages: &[u32],
-    state: Slot<Checkpoint>,
+    state: Encoded,
 ) -> Published {
-    if let Err(skip) = ledger.check_current(leased) {
-        ledger.give_back(Holdings {
-            state: Some(state),
-            ..Holdings::default()
-        });
-        return Published {
-            outcome: Commit::Skipped(skip),
-            canonical: pages.to_vec(),
-            duplicates: Vec::new(),
-        };
-    }
-    let adopted = ledger.prefixes.kv.adopt(pages);
-    let (outcome, duplicates) = ledger.publish(cache, leased, tokens, adopted, state);
-    let duplicates = ledger.prefixes.kv.hand_back(duplicates);
-    let canonical = leased.holdings.node.map_or_else(Vec::new, |node| {
-        let path = ledger.prefixes.tree.path_pages(node);
-        path[path.len() - pages.len()..].to_vec()
-    });
+    let admitted = match ledger.admit(leased, tokens, state) {
+        Ok(admitted) => admitted,
+        Err(skip) => {
+            return Published {
+                outcome: Commit::Skipped(skip),
+                canonical: pages.to_vec(),
+                duplicates: Vec::new(),
+            };
+        }
+    };
+    let adopted = ledger.prefixes.kv_mut().adopt(pages);
+    let (outcome, duplicates) = ledger.publish(cache, leased, tokens, adopted, admitted);
+    let duplicates = ledger.prefixes.kv_mut().hand_back(duplicates);
+    let mut canonical = match leased.holdings.node {
+        Some(node) => ledger.prefixes.tree().path_pages(node),
+        None => Vec::new(),
+    };
+    canonical.drain(..canonical.len() - pages.len());
     Published {
         outcome: outcome.into(),
         canonical,

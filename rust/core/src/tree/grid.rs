@@ -1,44 +1,4 @@
-//! What identifies a prefix: a namespace and whole pages of tokens.
-
-use std::sync::Arc;
-
-/// Keys in different namespaces never match.
-///
-/// `adapter` and `epoch` change on every reload of an adapter or of the weights, so that a name
-/// reused for new contents is a new namespace; `tenant` keeps one account's prefixes from
-/// another's.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Namespace {
-    adapter: u64,
-    epoch: u64,
-    tenant: Option<Arc<str>>,
-}
-
-impl Namespace {
-    /// A namespace; `Namespace::default()` is that of the bare model.
-    pub fn new(adapter: u64, tenant: Option<&str>, epoch: u64) -> Self {
-        Self {
-            adapter,
-            epoch,
-            tenant: tenant.map(Arc::from),
-        }
-    }
-
-    /// Identity of the adapter's loaded weights, 0 for none.
-    pub fn adapter(&self) -> u64 {
-        self.adapter
-    }
-
-    /// Salt of the tenant.
-    pub fn tenant(&self) -> Option<&str> {
-        self.tenant.as_deref()
-    }
-
-    /// Generation of the model's weights.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-}
+//! Depths: where pages end, and where a checkpoint may stand.
 
 /// The two grids: pages of KV, and the depths at which a checkpoint may stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
