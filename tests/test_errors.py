@@ -79,14 +79,14 @@ def test_a_prompt_longer_than_all_pages(cache: PrefixCache) -> None:
 
 
 def test_a_pool_that_is_busy(cache: PrefixCache, seq: Sequence) -> None:
-    with refused(cache, errors.OutOfSlotsError, "kv pool: wanted 5, 3 free, 0 evictable"):
+    with refused(cache, errors.OutOfSlotsError, "kv pool: wanted 5, 3 free, 0 evictable, 0 retiring"):
         cache.start(list(range(50, 70)))
     other = cache.start([1])
-    with refused(cache, errors.OutOfSlotsError, "kv pool: wanted 3, 2 free, 0 evictable"):
+    with refused(cache, errors.OutOfSlotsError, "kv pool: wanted 3, 2 free, 0 evictable, 0 retiring"):
         seq.grow(12)
-    with refused(cache, errors.OutOfSlotsError, "active pool: wanted 1, 0 free, 0 evictable"):
+    with refused(cache, errors.OutOfSlotsError, "active pool: wanted 1, 0 free, 0 evictable, 0 retiring"):
         other.take_slot()
-    with refused(cache, errors.OutOfSlotsError, "active pool: wanted 1, 0 free, 0 evictable"):
+    with refused(cache, errors.OutOfSlotsError, "active pool: wanted 1, 0 free, 0 evictable, 0 retiring"):
         cache.start([1])
 
 

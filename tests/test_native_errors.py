@@ -34,8 +34,8 @@ def test_a_shortage_has_the_numbers_to_act_on() -> None:
     with pytest.raises(_native.OutOfSlotsError) as caught:
         cache.start([1] * 12)
     error = caught.value
-    assert (error.pool, error.wanted, error.free, error.evictable) == ("kv", 6, 0, 4)
-    assert str(error) == "kv pool: wanted 6, 0 free, 4 evictable"
+    assert vars(error) == {"pool": "kv", "wanted": 6, "free": 0, "evictable": 4, "retiring": 0}
+    assert str(error) == "kv pool: wanted 6, 0 free, 4 evictable, 0 retiring"
     with pytest.raises(_native.NeverFitsError) as never:
         cache.grow(first.sequence, 10)
     assert (never.value.pool, never.value.wanted, never.value.capacity) == ("kv", 7, 6)

@@ -68,6 +68,7 @@ class OutOfSlotsError(CacheError):
     wanted: int
     free: int
     evictable: int
+    retiring: int
 
 class NeverFitsError(CacheError):
     pool: _PoolName

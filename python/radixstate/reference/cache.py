@@ -232,14 +232,14 @@ class ReferenceCache:
         """Active slots that can be taken, one at most; none of an engine's. No cached prefix can give any."""
         active = self.pools["active"]
         if not active.external and not active.free:
-            raise Shortage("active", 1, 0, 0)
+            raise Shortage("active", 1, 0, 0, self.usage("active").retiring)
         return 0 if active.external else 1
 
     def _take_pages(self, n: int) -> list[int]:
         """Takes `n` pages and evicts exactly what is missing, or changes nothing."""
         use = self.usage("kv")
         if n > use.free + use.evictable:
-            raise Shortage("kv", n, use.free, use.evictable)
+            raise Shortage("kv", n, use.free, use.evictable, use.retiring)
         self.evict("kv", n - use.free)
         return self.pools["kv"].take(n)
 

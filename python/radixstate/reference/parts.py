@@ -16,6 +16,7 @@ class Shortage(Exception):  # noqa: N818 (named after what happened)
     wanted: int
     free: int
     evictable: int
+    retiring: int
 
 
 @dataclass(eq=False)

@@ -70,7 +70,7 @@ def words(answer: Any) -> Any:
 def _refusal(error: Exception) -> tuple[object, ...]:
     match error:
         case OutOfSlotsError() | parts.Shortage():
-            return "shortage", error.pool, error.wanted, error.free, error.evictable
+            return "shortage", error.pool, error.wanted, error.free, error.evictable, error.retiring
         case NeverFitsError() | parts.NeverFits():
             return "never fits", error.pool, error.wanted, error.capacity
         case parts.Misuse():

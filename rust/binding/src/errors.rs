@@ -97,8 +97,8 @@ macro_rules! classes {
 // A parent comes before its children.
 classes! {
     Cache: Exception, "Anything that radixstate raises.";
-    OutOfSlots: Cache, "A pool is short just now: wanted more than free + evictable. Nothing has changed.";
-    NeverFits: Cache, "More than a pool's whole capacity was wanted: waiting does not help. Nothing has changed.";
+    OutOfSlots: Cache, "A pool is short just now: `wanted` more units of `pool` than `free` + `evictable`. Another `retiring` come free when the steps in flight have retired. Nothing has changed.";
+    NeverFits: Cache, "`wanted` more units of `pool` than its whole `capacity`: waiting does not help. Nothing has changed.";
     Poisoned: Cache, "A bug of the library broke an invariant of this cache; it refuses further calls.";
     Check: Cache, "check() found broken invariants, listed in `violations`.";
     Misuse: CacheAndValue, "The call breaks a rule. Nothing has changed.";
@@ -214,11 +214,13 @@ fn shortage_error(py: Python<'_>, shortage: Shortage) -> PyErr {
             wanted,
             free,
             evictable,
+            retiring,
         }) => {
             fields.set_item("pool", pool.to_string())?;
             fields.set_item("wanted", wanted)?;
             fields.set_item("free", free)?;
             fields.set_item("evictable", evictable)?;
+            fields.set_item("retiring", retiring)?;
             Class::OutOfSlots.with_attributes(py, message, fields)
         }
         Shortage::NeverFits {

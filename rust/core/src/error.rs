@@ -19,6 +19,8 @@ pub struct OutOfSlots {
     pub free: usize,
     /// Units that eviction could have freed.
     pub evictable: usize,
+    /// Units given back that come free when the steps in flight have retired.
+    pub retiring: usize,
 }
 
 impl fmt::Display for OutOfSlots {
@@ -28,10 +30,11 @@ impl fmt::Display for OutOfSlots {
             wanted,
             free,
             evictable,
+            retiring,
         } = self;
         write!(
             f,
-            "{pool} pool: wanted {wanted}, {free} free, {evictable} evictable"
+            "{pool} pool: wanted {wanted}, {free} free, {evictable} evictable, {retiring} retiring"
         )
     }
 }

@@ -224,13 +224,17 @@ impl<P: Tag> Pool<P> {
     /// A shortage of `wanted` slots, as the counters stand.
     pub(crate) fn short(&self, wanted: usize) -> OutOfSlots {
         let Usage {
-            free, evictable, ..
+            free,
+            evictable,
+            retiring,
+            ..
         } = self.counts;
         OutOfSlots {
             pool: P::KIND,
             wanted,
             free,
             evictable,
+            retiring,
         }
     }
 
@@ -504,7 +508,7 @@ mod tests {
         let short = pool.take().unwrap_err();
         assert_eq!(
             short.to_string(),
-            "active pool: wanted 1, 0 free, 0 evictable"
+            "active pool: wanted 1, 0 free, 0 evictable, 0 retiring"
         );
         assert_eq!(
             pool.usage(),

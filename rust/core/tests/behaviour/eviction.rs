@@ -209,6 +209,7 @@ fn want_of_room_for_a_checkpoint_is_not_an_error() {
         wanted: 1,
         free: 0,
         evictable: 0,
+        retiring: 0,
     };
     match reserve(&mut cache, &sequence, 4) {
         Reservation::Skipped(skip) => assert_eq!(skip, Skip::NoRoom(short)),

@@ -71,9 +71,13 @@ fn a_shortage_of_pages_evicts_and_takes_nothing() {
         wanted: 9,
         free: 4,
         evictable: 4,
+        retiring: 0,
     };
     assert_eq!(error, Error::Shortage(Shortage::Busy(short)));
-    assert_eq!(error.to_string(), "kv pool: wanted 9, 4 free, 4 evictable");
+    assert_eq!(
+        error.to_string(),
+        "kv pool: wanted 9, 4 free, 4 evictable, 0 retiring"
+    );
     assert_eq!(usage(&mut cache), before);
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 8);
     cache.finish(running).unwrap();
@@ -106,6 +110,7 @@ fn a_shortage_of_active_slots_evicts_nothing() {
         wanted: 1,
         free: 0,
         evictable: 0,
+        retiring: 0,
     };
     assert_eq!(
         error,
@@ -163,6 +168,7 @@ fn a_shortage_counts_its_own_match_as_pinned() {
         wanted: 8,
         free: 7,
         evictable: 0,
+        retiring: 0,
     };
     assert_eq!(error, Error::Shortage(Shortage::Busy(short)));
     assert_eq!(
@@ -403,6 +409,7 @@ fn a_further_slot_may_be_the_source_of_a_checkpoint() {
         wanted: 1,
         free: 0,
         evictable: 0,
+        retiring: 0,
     };
     assert_eq!(
         cache.take_slot(&sequence).unwrap_err(),

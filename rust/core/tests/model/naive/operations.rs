@@ -86,6 +86,7 @@ impl Naive {
                 wanted: 1,
                 free: 0,
                 evictable: 0,
+                retiring: self.usage(PoolKind::Active).retiring,
             }
             .into());
         }

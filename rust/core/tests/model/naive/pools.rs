@@ -93,7 +93,10 @@ impl Naive {
 
     pub(super) fn shortfall(&self, pool: PoolKind, wanted: usize) -> Result<usize, OutOfSlots> {
         let Usage {
-            free, evictable, ..
+            free,
+            evictable,
+            retiring,
+            ..
         } = self.usage(pool);
         let missing = wanted.saturating_sub(free);
         if missing > evictable {
@@ -102,6 +105,7 @@ impl Naive {
                 wanted,
                 free,
                 evictable,
+                retiring,
             })
         } else {
             Ok(missing)
