@@ -8,6 +8,7 @@ mod accounting;
 mod allocation;
 mod depth;
 mod eviction;
+mod faults;
 mod keys;
 mod leases;
 mod ownership;
