@@ -77,7 +77,14 @@ FRONT = {
         PrefixCache, "_commit", "not verdict.is_finite()", "verdict.is_finite() is None"
     ),
     "a retiring step forgets what it was told to refuse": Mutant(
-        PrefixCache, "retire_step", "*refused, ", ""
+        PrefixCache, "retire_step", "withdrawn.extend(refused)", "pass"
+    ),
+    "a step that failed keeps its states": Mutant(PrefixCache, "retire_step", "if not asked:", "if False:"),
+    "a block that raises ends as one that does not": Mutant(
+        PrefixCache, "step", "failed=failed", "failed=False"
+    ),
+    "a step knows only the states that were not asked about": Mutant(
+        PrefixCache, "_outcome", "self._unsettled.add(outcome, verdict)", "pass"
     ),
     "a start forgets its namespace": Mutant(PrefixCache, "start", "namespace=namespace", "namespace=None"),
     "shrink does nothing": Mutant(Sequence, "shrink", "_native.shrink(", "_native.length("),

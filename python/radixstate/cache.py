@@ -18,7 +18,7 @@ from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
 from radixstate.errors import AlreadyLoadedError, CacheError, ConfigError, TensorError
 from radixstate.results import Published, Skipped
 from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
-from radixstate.verdicts import Unread, Verdict
+from radixstate.verdicts import Unsettled, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ class PrefixCache(_Owner):
         self.active = active or ActivePool(spec, plan.active_slots, device=device)
         self.checkpoints = CheckpointPool(spec, plan.checkpoint_slots, format=format, device=device)
         self._external = external
-        self._unread = Unread(self._native.refuse)
+        self._unsettled = Unsettled(self._native.refuse)
 
     def legal_depth(self, tokens: int) -> int:
         """The deepest depth, at most `tokens`, at which a state may be cached."""
@@ -129,11 +129,11 @@ class PrefixCache(_Owner):
 
     def _settled(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
         """Waits for verdicts on stored states if `tokens` would hit one; returns tokens to be read again."""
-        if not self._unread:
+        if not self._unsettled:
             return tokens
         tokens = _sized(tokens)
         if self._native.lookup(tokens, namespace=namespace, max_length=max_length).length:
-            self._unread.settle()
+            self._unsettled.settle()
         return tokens
 
     def start(
@@ -157,7 +157,8 @@ class PrefixCache(_Owner):
             max_length: reuse at most so many tokens.
 
         Raises:
-            OutOfSlotsError: a pool is short just now; nothing was evicted.
+            OutOfSlotsError: a pool is short just now; nothing was evicted. Its `pool`, `wanted`, `free`,
+                `evictable` and `retiring` say whether to wait for a step or to end a request.
             NeverFitsError: more than a whole pool is needed.
             EmptyPromptError: `tokens` is empty.
             ConfigError: active slots belong to the engine.
@@ -183,7 +184,8 @@ class PrefixCache(_Owner):
             ConfigError: active slots belong to the engine.
         """
         self._require_own_slots()
-        self._unread.settle()
+        requests = list(requests)  # whose iterator may store something
+        self._unsettled.settle()
         outcomes = self._native.start_many(requests)
         sequences = iter(self._begin([it for it in outcomes if isinstance(it, _native.Started)]))
         return [next(sequences) if isinstance(it, _native.Started) else it for it in outcomes]
@@ -243,7 +245,7 @@ class PrefixCache(_Owner):
     def _outcome(self, outcome: Stored | _native.Skipped, verdict: Verdict) -> Stored | Skipped:
         if isinstance(outcome, _native.Skipped):
             return _skipped(outcome)
-        self._unread.add(outcome, verdict)
+        self._unsettled.add(outcome, verdict)
         return outcome
 
     def lease(self, match: Match) -> Lease:
@@ -271,14 +273,33 @@ class PrefixCache(_Owner):
         """Declares work in flight: what is given back from now on waits for its end. See `step`."""
         return self._native.begin_step()
 
-    def retire_step(self, step: int, refused: Iterable[Stored] = ()) -> None:
-        """A step has ended, in any order; repeating it changes nothing. `refused` states were not finite.
+    def retire_step(self, step: int, refused: Iterable[Stored] = (), *, failed: bool = False) -> None:
+        """A step has ended, in any order; repeating it changes nothing.
+
+        It has ended also when `refused` or the wait for a device raises: then every state stored in it counts as
+        refused, and the error goes on.
+
+        Args:
+            step: from `begin_step`.
+            refused: states that were not finite.
+            failed: its work did not run, or not to its end: every state stored in it (`Stored.step`) is refused.
 
         Raises:
             UnknownStepError: no such step was begun.
+            WrongCacheError: another cache stored a refused state; the step goes on.
         """
-        self._native.retire_step(step, [*refused, *self._unread.refused_in(step)])
-        self._unread.forget(step)
+        withdrawn: list[Stored] = []
+        asked = False
+        try:
+            withdrawn.extend(refused)
+            if not failed:
+                withdrawn.extend(self._unsettled.refused_in(step))
+                asked = True
+        finally:
+            if not asked:
+                withdrawn.extend(self._unsettled.stored_in(step))
+            self._native.retire_step(step, withdrawn)
+        self._unsettled.forget(step)
 
     def refuse(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
@@ -293,12 +314,16 @@ class PrefixCache(_Owner):
 
     @contextmanager
     def step(self) -> Iterator[int]:
-        """One step, begun on entry and retired on exit; overlapping ones use `begin_step`, `retire_step`."""
-        step = self.begin_step()
+        """One step, begun on entry and retired on exit, as failed when its body raises.
+
+        Overlapping ones use `begin_step`, `retire_step`.
+        """
+        step, failed = self.begin_step(), True
         try:
             yield step
+            failed = False
         finally:
-            self.retire_step(step)
+            self.retire_step(step, failed=failed)
 
     def stats(self) -> Stats:
         """All counters since the cache was made, and the bytes in use."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,48 +28,61 @@ class Verdict:
         return self.store[self.index]
 
 
-class Unread:
-    """Published checkpoints of which nobody has asked yet whether their state is finite.
+class Unsettled:
+    """Published checkpoints that may still turn out not to be finite.
 
-    With steps in flight they are asked about when their step retires, else when a lookup would hit something.
+    Those that a step writes are asked about when it retires, the others when a lookup would hit something. An entry
+    goes only after it was acted on, and by its serial: whoever is interrupted, or comes second, does it once more.
     """
 
     def __init__(self, refuse: Callable[[Stored], None]) -> None:
-        """`refuse` withdraws a checkpoint that belongs to no step."""
+        """`refuse` withdraws a checkpoint that belongs to no step; repeating it changes nothing."""
         self._refuse = refuse
         self._of_step: dict[int, list[tuple[Stored, Verdict]]] = {}
-        self._without_step: deque[tuple[Stored, Verdict]] = deque()
+        self._without_step: dict[int, tuple[Stored, Verdict]] = {}
 
     def add(self, stored: Stored, verdict: Verdict) -> None:
-        """Remembers to ask about a published checkpoint, unless its verdict is known."""
-        if verdict.known:
-            return
+        """Remembers a published checkpoint, unless its verdict is known and it belongs to no step."""
         if stored.step is not None:
             self._of_step.setdefault(stored.step, []).append((stored, verdict))
-            return
-        self._without_step.append((stored, verdict))
-        if len(self._without_step) > MOST_UNREAD:
-            self._settle_oldest()
+        elif not verdict.known:
+            self._without_step[stored.serial] = stored, verdict
+            for oldest in self._oldest()[:-MOST_UNREAD]:
+                self._settle(*oldest)
 
     def __bool__(self) -> bool:
         """Whether a lookup may hit a checkpoint that nobody has asked about."""
         return bool(self._without_step)
 
     def settle(self) -> None:
-        """Waits for the checkpoints that belong to no step, and withdraws those that are not finite."""
-        while self._without_step:
-            self._settle_oldest()
+        """Waits for the checkpoints that belong to no step, and withdraws those that are not finite.
+
+        One whose wait raises counts as not finite.
+        """
+        for stored, verdict in self._oldest():
+            self._settle(stored, verdict)
+
+    def stored_in(self, step: int) -> list[Stored]:
+        """Everything that a step wrote, unless it was forgotten."""
+        return [stored for stored, _ in self._of_step.get(step, [])]
 
     def refused_in(self, step: int) -> list[Stored]:
         """Waits for the checkpoints that a step wrote; those that are not finite."""
-        written = self._of_step.get(step, [])
-        return [stored for stored, verdict in written if not verdict.is_finite()]
+        return [stored for stored, verdict in self._of_step.get(step, []) if not verdict.is_finite()]
 
     def forget(self, step: int) -> None:
         """What a step wrote has been dealt with."""
         self._of_step.pop(step, None)
 
-    def _settle_oldest(self) -> None:
-        stored, verdict = self._without_step.popleft()
-        if not verdict.is_finite():
-            self._refuse(stored)
+    def _oldest(self) -> list[tuple[Stored, Verdict]]:
+        """Those that belong to no step, the oldest first. A copy, for another thread may settle them meanwhile."""
+        return list(self._without_step.values())
+
+    def _settle(self, stored: Stored, verdict: Verdict) -> None:
+        finite = False
+        try:
+            finite = verdict.is_finite()
+        finally:
+            if not finite:
+                self._refuse(stored)
+            self._without_step.pop(stored.serial, None)

@@ -492,14 +492,19 @@ class ReferenceCache:
         self.outstanding.append(self.newest)
         return self.newest
 
-    def retire_step(self, step: int, refused: Sequence[int] = ()) -> None:
-        """A step has run: states are ready once their step and all before it have. Repeating it is harmless."""
+    def retire_step(self, step: int, refused: Sequence[int] = (), *, failed: bool = False) -> None:
+        """A step has run: states are ready once their step and all before it have. Repeating it is harmless.
+
+        If it failed, what it wrote is refused.
+        """
         if not 1 <= step <= self.newest:
             raise Misuse("unknown_step")
         if step not in self.outstanding:
             return
         self.outstanding.remove(step)
-        for serial in refused:
+        known = [*self.states.values(), *self.withdrawn]
+        written = sorted(state.serial for state in known if state.step == step)
+        for serial in (*refused, *(written if failed else ())):
             self.refuse(serial)
         for state in [*self.states.values(), *self.withdrawn]:
             state.step = state.step if state.step and state.step > self.watermark else None

@@ -212,14 +212,21 @@ class CheckedCache(PrefixCache):
         )
         return step
 
-    def retire_step(self, step: int, refused: Iterable[Stored] = ()) -> None:
+    def retire_step(self, step: int, refused: Iterable[Stored] = (), *, failed: bool = False) -> None:
         """See `PrefixCache.retire_step`."""
-        refused = list(refused)
+        known: list[Stored] = []
+        try:
+            known.extend(refused)
+        except BaseException:
+            self.retire_step(step, known, failed=True)
+            raise
         self._call(
             "retire_step",
-            lambda: self._library.retire_step(step, refused),
-            lambda: self.reference.retire_step(step, [self._model_of(it).serial for it in refused]),
-            lambda: self._rank.retire_step(step, [self._echo_of(it) for it in refused]),
+            lambda: self._library.retire_step(step, known, failed=failed),
+            lambda: self.reference.retire_step(
+                step, [self._model_of(it).serial for it in known], failed=failed
+            ),
+            lambda: self._rank.retire_step(step, [self._echo_of(it) for it in known], failed=failed),
         )
 
     def refuse(self, stored: Stored) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import inf, nan
@@ -176,12 +177,24 @@ class CacheMachine(RuleBasedStateMachine):
         return stored
 
     @precondition(lambda self: self.has_room())
-    @rule(prompt=prompts, namespace=namespaces, again=again)
-    def serve_in_vain(self, prompt: list[int], namespace: Namespace, again: int) -> None:
-        """A whole request whose state turns out not to be finite when its step ends."""
+    @rule(prompt=prompts, namespace=namespaces, again=again, failed=st.booleans())
+    def serve_in_vain(self, prompt: list[int], namespace: Namespace, again: int, failed: bool) -> None:
+        """A whole request whose state turns out not to be finite when its step ends, or whose step fails."""
         self.steps = self.cache.begin_step()
         stored = self.serve(prompt, namespace, again, False, None)
-        self.cache.retire_step(self.steps, [stored] if isinstance(stored, Stored) else [])
+        refused = [stored] if isinstance(stored, Stored) and not failed else []
+        self.cache.retire_step(self.steps, refused, failed=failed)
+
+    @precondition(lambda self: self.has_room())
+    @rule(prompt=prompts, namespace=namespaces, again=again)
+    def serve_until_something_raises(self, prompt: list[int], namespace: Namespace, again: int) -> None:
+        """A whole request in a step that ends with an exception."""
+        before, stored = self.cache.stats().refusals.non_finite, None
+        with suppress(ZeroDivisionError), self.cache.step() as self.steps:
+            stored = self.serve(prompt, namespace, again, False, None)
+            raise ZeroDivisionError
+        if isinstance(stored, Stored) and self.cache.stats().refusals.non_finite == before:
+            raise Disagreement(f"the state at depth {stored.depth} outlived the failure of its step")
 
     @rule(
         target=matches,
