@@ -6,19 +6,19 @@
 
 mod grid;
 mod node;
+mod secret;
 
 use std::collections::BTreeMap;
-use std::hash::Hasher;
 use std::iter::successors;
 
 use hashbrown::HashTable;
-use rustc_hash::FxHasher;
 
 pub(crate) use self::grid::Grid;
 pub(crate) use self::node::{Node, NodeId, NodeIdx};
 use crate::audit::faults::{Fault, seeded};
 use crate::namespace::Namespace;
 use crate::pool::{KvPage, Slots};
+use secret::Secret;
 
 #[derive(Debug)]
 struct Entry {
@@ -32,6 +32,8 @@ pub(crate) struct Tree {
     entries: Vec<Entry>,
     vacant: Vec<NodeIdx>,
     children: HashTable<NodeIdx>,
+    /// What the keys in `children` are hashed with.
+    secret: Secret,
     roots: BTreeMap<Namespace, NodeIdx>,
     /// The other direction of `roots`, so that a node need not have room for a namespace.
     namespaces: BTreeMap<NodeIdx, Namespace>,
@@ -55,6 +57,7 @@ impl Tree {
             entries: Vec::new(),
             vacant: Vec::new(),
             children: HashTable::new(),
+            secret: Secret::default(),
             roots: BTreeMap::new(),
             namespaces: BTreeMap::new(),
         }
@@ -353,13 +356,13 @@ impl Tree {
             })
         };
         let above = self.node(parent);
+        let first = above.first_child?;
         // Chats are chains: an only child costs no probe of the table.
-        if above.children == 1
-            && let Some(child) = above.first_child.filter(is_it)
-        {
-            return Some(child);
+        if above.children == 1 && is_it(&first) {
+            return Some(first);
         }
-        self.children.find(hash(parent, first_page), is_it).copied()
+        let hash = self.secret.hash(parent.number(), first_page);
+        self.children.find(hash, is_it).copied()
     }
 
     /// Enters a node among its parent's children and, if lookups may reach it, into the table.
@@ -377,9 +380,12 @@ impl Tree {
         let node = self.node_mut(index);
         node.next_sibling = next;
         node.previous_sibling = None;
-        node.hash = hash(parent, &node.key[..page]);
         if node.attached {
-            let hash = node.hash;
+            self.secret.draw_once(page);
+            let node = &self.entries[index.place()].node;
+            let node = node.as_ref().expect("a tree link leads to a node");
+            let hash = self.secret.hash(parent.number(), &node.key[..page]);
+            self.node_mut(index).hash = hash;
             let entries = &self.entries;
             let rehash = |&other: &NodeIdx| match &entries[other.place()].node {
                 Some(node) => node.hash,
@@ -439,16 +445,6 @@ impl Tree {
         self.vacant.push(index);
         node
     }
-}
-
-/// A fixed hash: decisions must not differ between processes.
-fn hash(parent: NodeIdx, first_page: &[u32]) -> u64 {
-    let mut hasher = FxHasher::default();
-    hasher.write_u32(parent.number());
-    for &token in first_page {
-        hasher.write_u32(token);
-    }
-    hasher.finish()
 }
 
 #[cfg(test)]

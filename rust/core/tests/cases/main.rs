@@ -8,13 +8,15 @@ mod accounting;
 mod allocation;
 mod depth;
 mod eviction;
-mod faults;
+mod faults_front;
+mod faults_tokens;
 mod keys;
 mod leases;
 mod ownership;
 mod ranks;
 mod speculation;
 mod steps;
+mod unproven;
 
 use radixstate::{
     Cache, Commit, Config, Error, Lease, Match, Namespace, Pending, PoolConfig, PoolKind,
