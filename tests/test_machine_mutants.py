@@ -46,7 +46,9 @@ class Mutant:
 
 
 REQUIRE = "self._cache.active.require(source)\n    "
-RESERVE = "pending = native.reserve(self._handle, tokens)\n    "
+RESERVE = (
+    "reserved = _Reserved()\n    try:\n        reserved.slot = native.reserve(self._handle, tokens)\n        "
+)
 CHECK = "native.check_publish(self._handle, tokens, pages)\n    "
 DUE = "if back.step <= self.watermark]\n    "
 LATER = "self.returns = [back for back in self.returns if back.step > self.watermark]"
@@ -96,7 +98,7 @@ FRONT = {
         PrefixCache, "_fill", "in pairs if source is not None", "in pairs[:1] if source is not None"
     ),
     "an engine's slot is checked after an eviction": Mutant(
-        Lease, "publish", REQUIRE + CHECK + RESERVE, CHECK + RESERVE + REQUIRE, EngineMachine
+        Lease, "publish", REQUIRE + CHECK + RESERVE, CHECK + RESERVE + REQUIRE + "    ", EngineMachine
     ),
     "a loaded lease keeps its state pinned": Mutant(
         Lease, "loaded", "lease_loaded", "lease_depth", EngineMachine

@@ -207,18 +207,21 @@ class Rows:
     Attributes:
         layers: the tensors, all with the same strides.
         whole: the tensor (layers, slots + 1, *shape) they are views of, if there is one.
+        inference: whether one was made under `torch.inference_mode`, where alone it can be written.
     """
 
     layers: tuple[torch.Tensor, ...]
     whole: torch.Tensor | None
+    inference: bool = False
 
     @classmethod
     def zeros(cls, layers: int, rows: int, shape: tuple[int, ...], dtype: str, device: Device) -> Self:
-        """Allocates one zeroed tensor for all layers."""
+        """Allocates one zeroed tensor for all layers, that can be written in any mode."""
         import torch
 
-        whole = zeros((layers, rows, *shape), getattr(torch, dtype), device)
-        return cls(whole.unbind(0), whole)
+        with torch.inference_mode(False):
+            whole = zeros((layers, rows, *shape), getattr(torch, dtype), device)
+            return cls(whole.unbind(0), whole)
 
     @classmethod
     def bind(cls, name: str, given: Given, layers: int, shape: tuple[int, ...], dtype: str) -> Self:
@@ -229,7 +232,7 @@ class Rows:
             raise TensorError(f"{name}: {len(tensors)} layers given, the spec has {layers}")
         for tensor in tensors:
             _require_tensor(name, tensor, like=tensors[0], shape=shape, dtype=dtype)
-        return cls(tensors, whole)
+        return cls(tensors, whole, inference=any(tensor.is_inference() for tensor in tensors))
 
     @property
     def nbytes(self) -> int:
@@ -246,8 +249,26 @@ class Rows:
 
     def fill(self, slot: int, value: float) -> None:
         """Fills one slot of all layers: by one operation where one tensor holds them."""
-        views = [self.whole[:, slot]] if self.whole is not None else [layer[slot] for layer in self.layers]
-        for view in views:
+        for view in self._views(slot):
+            self._write(view, value)
+
+    def mark(self, slot: int) -> None:
+        """Makes the first element of each layer of a slot NaN."""
+        axes = self.layers[0].dim() - 1  # of a slot, which is contiguous, so that this is a view
+        for view in self._views(slot):
+            self._write(view.flatten(-axes)[..., 0], float("nan"))
+
+    def _views(self, slot: int) -> list[torch.Tensor]:
+        """One slot of all layers, (layers, *shape), or of each, (*shape)."""
+        return [self.whole[:, slot]] if self.whole is not None else [layer[slot] for layer in self.layers]
+
+    def _write(self, view: torch.Tensor, value: float) -> None:
+        if not self.inference:
+            view.fill_(value)
+            return
+        import torch
+
+        with torch.inference_mode():
             view.fill_(value)
 
 
@@ -269,6 +290,8 @@ def _require_tensor(
         raise TensorError(
             f"{name}: all layers must have the strides of the first, {like.stride()}, got {tensor.stride()}"
         )
+    if tensor.requires_grad:
+        raise TensorError(f"{name}: states are written in place, but a layer requires a gradient")
     if not tensor[0].is_contiguous():
         raise TensorError(
             f"{name}: a slot must be contiguous, got shape {found} with strides {tensor.stride()}"
@@ -362,9 +385,16 @@ class ActivePool(_Pool):
             rows.fill(slot, 0)
 
     def poison(self, slot: int) -> None:
-        """Fills a slot's recurrent state with NaN: a checkpoint of it is refused until a kernel wrote it."""
+        """Fills a slot with NaN, windows too: a checkpoint of it is refused until a kernel wrote its state."""
         self.require(slot)
-        self.state_rows.fill(slot, float("nan"))
+        for rows in (self.state_rows, *self.conv_rows):
+            rows.fill(slot, float("nan"))
+
+    def spend(self, slot: int) -> None:
+        """Makes a stored state unusable: a NaN in each layer and window, until a kernel writes the slot."""
+        self.require(slot)
+        for rows in (self.state_rows, *self.conv_rows):
+            rows.mark(slot)
 
 
 class CheckpointPool(_Pool):
@@ -406,6 +436,15 @@ class CheckpointPool(_Pool):
         if self.scale_rows is None:
             raise TensorError(f"a pool of format {self.format} has no scales")
         return self.scale_rows.row(self.require(slot))
+
+    def prepare(self, active: ActivePool) -> None:
+        """Refuses now what no `store` and `load` between the two pools could do; on cuda it compiles.
+
+        Raises:
+            TensorError: the pools differ in spec or device, or their tensors share memory.
+            ModuleNotFoundError: the pools are on cuda, and CuPy is missing.
+        """
+        self._codec(active)
 
     def store(self, active: ActivePool, pairs: Pairs) -> Sequence[bool]:
         """Encodes active slots into checkpoint slots, all layers and windows of all pairs at once.

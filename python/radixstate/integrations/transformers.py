@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -203,6 +204,8 @@ class Result:
 class Request:
     """One prompt being served, made by :meth:`PrefixServer.start`. Its ``with`` block gives everything back.
 
+    After an exception in a forward pass it can only end: some of its layers may have consumed the tokens.
+
     Attributes:
         sequence: the cache's side: slot, pages, what was reused.
         position: tokens the running state has consumed.
@@ -224,6 +227,7 @@ class Request:
         self.tokens: list[int] = []
         self.checkpoints: list[Stored | Skipped] = []
         self._logits: torch.Tensor | None = None
+        self._broken = False
         self._model = model
         self._cache = cache
         self._state = state
@@ -254,11 +258,16 @@ class Request:
 
         Returns:
             Whether some of the prompt is left.
+
+        Raises:
+            MisuseError: a forward pass failed.
         """
+        self._require_whole()
         ahead = [stop for stop in self._stops if stop is not None and stop > self.position]
         end = min(len(self._prompt), self.position + self._chunk, *ahead)
         if end > self.position:
-            self._run(self._prompt[self.position : end])
+            with self._advancing():
+                self._run(self._prompt[self.position : end])
             if end in ahead:
                 self.checkpoint()
         return end < len(self._prompt)
@@ -273,22 +282,29 @@ class Request:
         Raises:
             OutOfSlotsError: too few pages just now; nothing was generated.
             NeverFitsError: more than all pages are needed; nothing was generated.
-            MisuseError: part of the prompt has not been run.
+            MisuseError: part of the prompt has not been run, or a forward pass failed.
         """
+        self._require_whole()
         if self.position < len(self._prompt):
             raise MisuseError(f"decode after {self.position} of {len(self._prompt)} tokens: prefill first")
         reached = len(self._prompt) + max(len(self.tokens) + n - 1, 0)
         self.sequence.grow(max(reached - self.sequence.claimed, 0))
         stop = self._cache.legal_depth(reached) if checkpoint else None
         for _ in range(n):
-            self._feed_last()
+            with self._advancing():
+                self._feed_last()
+                self.tokens.append(int(self.logits.argmax()))
             if self.position == stop:
                 self.checkpoint()
-            self.tokens.append(int(self.logits.argmax()))
         return self.tokens[len(self.tokens) - n :]
 
     def checkpoint(self) -> Stored | Skipped:
-        """Stores the state at ``position``, which has to be a legal depth."""
+        """Stores the state at ``position``, which has to be a legal depth.
+
+        Raises:
+            MisuseError: ``position`` is not legal, or a forward pass failed.
+        """
+        self._require_whole()
         self._state.publish(self.sequence.pages, self.position)
         outcome = self.sequence.checkpoint(self.position)
         self.checkpoints.append(outcome)
@@ -311,6 +327,17 @@ class Request:
     ) -> None:
         """Finishes, or aborts on an exception."""
         self.sequence.__exit__(kind, error, trace)
+
+    @contextmanager
+    def _advancing(self) -> Iterator[None]:
+        """The state moves on in here. It is of no known depth when that fails."""
+        self._broken = True
+        yield
+        self._broken = False
+
+    def _require_whole(self) -> None:
+        if self._broken:
+            raise MisuseError(f"a forward pass failed after {self.position} tokens: only abort the request")
 
     def _feed_last(self) -> None:
         """Runs the token generated last. Right after the prefill there is none."""
@@ -377,8 +404,12 @@ class PrefixServer:
             no_read=no_read,
             no_store=no_store,
         )
-        state = RunningState(self._model, self.cache.active, sequence.slot, self.kv)
-        return Request(self._model, self.cache, sequence, state, self._chunk)
+        try:
+            state = RunningState(self._model, self.cache.active, sequence.slot, self.kv)
+            return Request(self._model, self.cache, sequence, state, self._chunk)
+        except BaseException:
+            sequence.abort()  # whoever keeps the exception keeps this frame
+            raise
 
     def generate(
         self,

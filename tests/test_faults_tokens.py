@@ -1,0 +1,134 @@
+"""Tokens that somebody chose to do harm, and keys that tokens alone do not tell apart."""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+from native import store
+from radixstate import PrefixCache, StateSpec, _native
+
+PAGES = 8192
+FACTOR = 0xF1357AEA2E62A9C5
+"""Of FxHasher, which hashed the first pages once."""
+
+STEPS = (
+    (-5, -8, -1, 0, -9, -4, 1, 5, 5, 7, -1, 3, 0, -5, 1, -9),
+    (14, -3, -1, -5, -4, -1, -2, 7, -8, -3, -7, 3, -2, 4, -2, 2),
+    (2, -8, -11, 3, 5, 5, -5, -5, 7, -8, 6, 4, 3, 1, 2, 3),
+)
+"""Short vectors that a lattice reduction finds in a tenth of a second: adding one to a page keeps its FxHash."""
+
+
+def hostile_pages() -> Iterator[list[int]]:
+    """Pages of ordinary tokens that all had one hash."""
+    times = range(round(PAGES ** (1 / 3)) + 1)
+    for _, factors in zip(range(PAGES), product(times, repeat=3), strict=False):
+        moves = (sum(n * s for n, s in zip(factors, step, strict=True)) for step in zip(*STEPS, strict=True))
+        yield [50_000 + move for move in moves]
+
+
+def ordinary_pages() -> Iterator[list[int]]:
+    return ([50_000 + 16 * i + j for j in range(16)] for i in range(PAGES))
+
+
+def fxhash(page: list[int]) -> int:
+    value = 0
+    for token in page:
+        value = (value + token) * FACTOR % 2**64
+    return value
+
+
+def holding(pages: Iterator[list[int]]) -> tuple[_native.Cache, list[list[int]]]:
+    """A cache with a state at the end of each page, and the prompts that go on from them."""
+    cache = _native.Cache(
+        page_size=16, checkpoint_stride=16, kv_pages=PAGES + 8, active_slots=2, checkpoint_slots=PAGES + 8
+    )
+    prompts = [[*page, 7] for page in pages]
+    for prompt in prompts:
+        store(cache, prompt, 16)
+    return cache, prompts
+
+
+def seconds(call: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def test_the_hostile_pages_would_collide_under_a_known_hash() -> None:
+    pages = list(hostile_pages())
+    assert len({tuple(page) for page in pages}) == PAGES
+    assert len({fxhash(page) for page in pages}) == 1
+
+
+# A ratio of times, so generous: colliding pages were 30 times slower at this number, and slower still at more.
+def test_pages_chosen_against_a_known_hash_cost_what_others_cost() -> None:
+    took = []
+    for pages in (ordinary_pages(), hostile_pages()):
+        cache, prompts = holding(pages)
+        asked = prompts[:: len(prompts) // 500]
+
+        def ask(cache: _native.Cache = cache, asked: list[list[int]] = asked) -> None:
+            assert all(cache.lookup(prompt).length == 16 for prompt in asked)
+
+        took.append(min(seconds(ask) for _ in range(5)))
+    ordinary, hostile = took
+    assert hostile < 4 * ordinary, f"{hostile} s beside {ordinary} s"
+
+
+# --- keys wider than 32 bits a position ---
+
+SPANS = "start() knows no spans: an image's placeholder tokens are all its key"
+
+
+def pictures() -> PrefixCache:
+    spec = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
+    return PrefixCache(spec, active_slots=2, kv_pages=32, page_size=4, checkpoint_stride=4)
+
+
+PLACEHOLDERS = [*range(4), *[99] * 8, *range(4, 9)]
+"""Four tokens, a picture of eight positions, five tokens."""
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason=SPANS)
+@pytest.mark.parametrize(("end", "reused"), [(12, 4), (5, 4)])
+def test_equal_tokens_with_different_digests_match_up_to_the_span(end: int, reused: int) -> None:
+    cache = pictures()
+    with cache.start(PLACEHOLDERS, spans=[(4, end, b"a" * 16)]) as seq:
+        for depth in (4, 8, 12, 16):
+            seq.checkpoint(depth)
+    with cache.start(PLACEHOLDERS, spans=[(4, end, b"b" * 16)]) as seq:
+        assert seq.reused == reused
+    with cache.start(PLACEHOLDERS, spans=[(4, end, b"a" * 16)]) as seq:
+        assert seq.reused == 16
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason=SPANS)
+def test_a_span_never_matches_the_same_tokens_without_one() -> None:
+    cache = pictures()
+    with cache.start(PLACEHOLDERS, spans=[(4, 12, b"a" * 16)]) as seq:
+        seq.checkpoint(16)
+    assert cache.lookup(PLACEHOLDERS).length == 0
+    assert cache.lookup(PLACEHOLDERS, spans=[(4, 12, b"a" * 16)]).length == 16
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason=SPANS)
+def test_all_128_bits_of_a_digest_count() -> None:
+    cache = pictures()
+    with cache.start(PLACEHOLDERS, spans=[(4, 12, bytes(16))]) as seq:
+        seq.checkpoint(16)
+    for bit in range(128):
+        digest = (1 << bit).to_bytes(16, "little")
+        assert cache.lookup(PLACEHOLDERS, spans=[(4, 12, digest)]).length == 0
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="publish() knows no spans")
+def test_a_published_span_is_matched_by_its_digest_alone() -> None:
+    spec = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
+    cache = PrefixCache(spec, active_slots=2, kv_pages=32, page_size=4, checkpoint_stride=4, external=True)
+    spans = [(4, 12, b"a" * 16)]
+    with cache.lease(cache.lookup(PLACEHOLDERS)) as lease:
+        lease.publish(PLACEHOLDERS[:16], source=1, pages=[1, 2, 3, 4], spans=spans)
+    assert cache.lookup(PLACEHOLDERS, spans=[(4, 12, b"b" * 16)]).length == 0
+    assert cache.lookup(PLACEHOLDERS, spans=spans).length == 16
