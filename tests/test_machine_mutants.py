@@ -109,6 +109,9 @@ FRONT = {
     "a further slot is not poisoned": Mutant(
         Sequence, "take_slot", "self._cache.active.poison(slot)", "pass"
     ),
+    "a further slot gives its state twice": Mutant(
+        PrefixCache, "checkpoint_many", "self.active.spend(source)", "pass"
+    ),
     "clearing forgets the windows": Mutant(
         ActivePool, "clear", "(self.state_rows, *self.conv_rows)", "(self.state_rows,)"
     ),

@@ -176,6 +176,11 @@ class Audit:
         if self._contract.encode(row) is not None:
             raise Disagreement(f"active slot {slot} is new, but holds a state that could be cached")
 
+    def expect_spent(self, slot: int) -> None:
+        """A further slot gave its state to a checkpoint: it gives it for no second depth."""
+        if self._contract.encode(self.active.read(slot)) is not None:
+            raise Disagreement(f"active slot {slot} was read, and still holds a state that could be cached")
+
     def encode(self, source: int) -> bytes | None:
         """The checkpoint that active slot `source` should become; none if it is not finite, or no slot.
 

@@ -162,7 +162,14 @@ class CheckedCache(PrefixCache):
         for answer, row in zip(zip(real, expected, echo, strict=True), rows, strict=True):
             self._note_stored(*answer, row)
         owners = [seq._owner for seq, _, _ in states if isinstance(seq, CheckedSequence)]
-        self._audit.after(touched=owners, encoded=self._encoded)
+        spent = [
+            slot
+            for seq, _, slot in states
+            if isinstance(seq, CheckedSequence) and slot != seq._owner.slots[0]
+        ]
+        for slot in spent:
+            self._audit.expect_spent(slot)
+        self._audit.after(touched=owners, written=spent, encoded=self._encoded)
         outcomes: list[Stored | Skipped] = real
         return outcomes
 

@@ -176,6 +176,8 @@ class SchedulerMachine(CacheMachine):
         if source:
             self.compute(number, source, depth, value)
         stored = allowed(lambda: request.seq.checkpoint(depth, source=source))
+        if stored is not None and source != request.seq.slot:
+            self.compute(number, source, 0)  # a further slot gives its state once
         return stored if isinstance(stored, Stored) else multiple()
 
     @rule(
