@@ -57,7 +57,9 @@ fn refuse_the_shallowest(n: u32) -> Duration {
         let mut cache = Cache::new(config).unwrap();
         let sequence = start(&mut cache, &prompt(1, n));
         let first = checkpoint(&mut cache, &sequence, 1);
-        (2..=n as usize).for_each(|depth| drop(checkpoint(&mut cache, &sequence, depth)));
+        for depth in 2..=n as usize {
+            checkpoint(&mut cache, &sequence, depth);
+        }
         cache.finish(sequence).unwrap();
         let began = Instant::now();
         cache.refuse(&first).unwrap();
