@@ -38,7 +38,7 @@ test-rust: ## Rust tests alone: needs neither Python nor torch
 test-python: $(VENV)/.native
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.native ## speed beside peers and the machine's limits: table, out/bench/bench.json, plots
+bench: $(VENV)/.native ## speed beside peers and the machine's limits: table, out/bench/bench.json, plots; fails if a bound is missed
 	$(BIN)/python -m benchmarks.speed $(ARGS)
 
 lint: $(VENV)/.native ## formatting, clippy, ruff, types, stub against binary

@@ -1,12 +1,14 @@
-"""The speed benchmark's own logic: its clock, its rows, its page, and every workload in miniature."""
+"""The speed benchmark: the bounds on the kept figures, its clock and table, and every workload in miniature."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from array import array
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,33 +20,25 @@ from benchmarks.reuse import Knee
 from benchmarks.reuse import Row as ReuseRow
 from benchmarks.speed import (
     __main__,
-    admission,
-    backends,
-    boundary,
     clock,
     codec,
-    front,
     growth,
-    page,
+    layers,
     plots,
     profile,
-    report,
     reuse,
-    rows,
-    run,
-    rust,
+    table,
     tree,
-    worker,
+    workers,
     workloads,
 )
-from benchmarks.speed.backends import Backend, Process
 from benchmarks.speed.clock import Clock
-from benchmarks.speed.figures import Figure, medians
 from benchmarks.speed.ours import OurRequests, Ours
-from benchmarks.speed.rows import Row
-from benchmarks.speed.targets import TARGETS, Target
-from benchmarks.speed.workloads import Workload
+from benchmarks.speed.table import BOUNDS, Bound, Figure, Row, medians
+from benchmarks.speed.workers import Process, Results
+from benchmarks.speed.workloads import Backend, Workload
 
+KEPT = {row.name: row for row in table.read(__main__.KEPT / "bench.json")}
 OURS = Backend("ours", "0", Ours)
 TINY: dict[str, Workload] = {
     "W1": workloads.documents(n=8, length=20),
@@ -127,6 +121,11 @@ def test_growth_is_the_last_point_over_the_first() -> None:
     assert growth.growth(curve, 1, 16) == []
 
 
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.figure} {bound}")
+def test_a_kept_figure_keeps_its_bound(bound: Bound) -> None:
+    assert KEPT[bound.figure].keeps(bound)
+
+
 @pytest.mark.parametrize(
     ("unit", "ours", "theirs", "ratio"),
     [("us", 2.0, 10.0, 5.0), ("GB/s", 10.0, 2.0, 5.0), ("B", 8.0, 4.0, 0.5), ("us", 0.0, 1.0, None)],
@@ -134,114 +133,45 @@ def test_growth_is_the_last_point_over_the_first() -> None:
 def test_a_ratio_above_one_means_that_ours_is_better(
     unit: str, ours: float, theirs: float, ratio: float | None
 ) -> None:
-    assert rows.ratio(ours, theirs, unit) == ratio
+    assert Row("s", "match", unit, ours, {"peer": theirs}).ratio("peer") == ratio
 
 
-def test_a_target_is_met_missed_or_without_its_peer() -> None:
-    faster, flat = Target(5, "peer"), Target(2)
-    assert [faster.met(1.0, 5.0), faster.met(1.0, 4.9), faster.met(1.0, None)] == [True, False, None]
-    assert [flat.met(2.0, None), flat.met(2.1, None)] == [True, False]
+def test_bounds_are_on_the_ratio_to_a_peer_or_on_our_own_figure() -> None:
+    row = Row("W1", "match", "us", 2.0, {"quick": 4.0})
+    bounds = [Bound("match", peer, at) for peer, at in (("quick", 2), ("quick", 2.1), (None, 2), (None, 1.9))]
+    assert [row.keeps(bound) for bound in bounds] == [True, False, True, False]
+    bounds += [Bound("match", "absent", 1), Bound("no such figure", None, 1)]
+    missed, unknown = table.check([row], bounds)
+    assert missed == ["match: 2x, >= 2.1x quick", "match: 2 us, <= 1.9"]
+    assert unknown == ["match: >= 1x absent", "no such figure: <= 1"]
 
 
-def test_rows_stand_beside_every_peer_and_no_target_is_left_out() -> None:
-    ours = [Figure("s", "match", 2.0, "us"), Figure("s", "flat", 3.0, "x"), Figure("s", "plain", 1.0, "us")]
-    peers = {
+def test_a_row_has_our_figure_and_that_of_every_peer() -> None:
+    figures = {
         "quick": [Figure("s", "match", 4.0, "us"), Figure("s", "other", 1.0, "us")],
+        "ours": [Figure("s", "match", 2.0, "us"), Figure("s", "evict", 3.0, "us", 4, "leaves")],
         "slow": [Figure("s", "match", 20.0, "us")],
     }
-    targets = {"match": (Target(5, "quick"), Target(9, "absent")), "flat": (Target(2),)}
-    found = [(row.name, row.peer, row.ratio, row.target, row.met) for row in rows.build(ours, peers, targets)]
-    assert found == [
-        ("match", None, None, ">= 9x absent", None),
-        ("match", "quick", 2.0, ">= 5x quick", False),
-        ("match", "slow", 10.0, None, None),
-        ("flat", None, None, "<= 2", False),
-        ("plain", None, None, None, None),
+    assert table.build(figures) == [
+        Row("s", "match", "us", 2.0, {"quick": 4.0, "slow": 20.0}),
+        Row("s", "evict, 4 leaves", "us", 3.0),
     ]
 
 
-def test_every_target_is_about_a_figure_that_is_measured(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    growing = [*growth.LEAVES, *growth.TURNS, growth.DIVERGING]
-    names = {
-        *(f"{name} {what}" for name in TINY for what in [*tree.SINGLE, "whole workload"]),
-        *(f"{name} bytes per cached token" for name in TINY),
-        *(
-            f"{one} among leaves, {n} leaves"
-            for one in ("evict one state", "evict one page")
-            for n in growing
-        ),
-        *(
-            f"{one} among leaves: {growth.LEAVES[-1]} leaves over {growth.LEAVES[0]}{misses}"
-            for one in ("evict one state", "evict one page")
-            for misses in ("", " and 4 cache misses")
-        ),
-        f"match, chain of 16-token turns, {growth.TURNS[-1]} turns",
-        f"match, chain of 16-token turns: {growth.TURNS[-1]} turns over reading the key once and a cache miss for each",
-        f"match a key of 1000 tokens: after {growth.DIVERGING} diverging lookups over before",
-        *(
-            f"{direction} {str(dtype).removeprefix('torch.')}, N={n}, threads={threads}"
-            for direction in ("store", "load")
-            for dtype in codec.DTYPES
-            for n in codec.STATES
-            for threads in (1, 2)
-        ),
-        *(
-            f"load float32, N={n}, threads={threads}: over writing the states alone"
-            for n in codec.STATES
-            for threads in (1, 2)
-        ),
-    }
-    assert set(TARGETS) <= names
-
-
-@pytest.mark.parametrize(
-    ("latency", "shown", "verdict"), [(1.0, "flat and misses", "limit"), (2.0, None, "MISSED")]
-)
-def test_a_missed_target_is_excused_by_a_limit_that_is_reached(
-    latency: float, shown: str | None, verdict: str
-) -> None:
-    ours = [Figure("growth", "flat", 3.0, "x"), Figure("growth", "flat and misses", latency, "x")]
-    targets = {"flat": (Target(2, limit="flat and misses"),), "flat and misses": (Target(1.25),)}
-    flat, _ = found = rows.build(ours, {}, targets)
-    assert (flat.met, flat.limit) == (False, shown)
-    assert f"{verdict}: flat: 3 x, target <= 2" in report.summary(found)
-    assert report.table(found).splitlines()[2].endswith(verdict)
-
-
-def test_a_met_target_needs_no_limit() -> None:
-    ours = [Figure("growth", "flat", 1.0, "x"), Figure("growth", "flat and misses", 1.0, "x")]
-    targets = {"flat": (Target(2, limit="flat and misses"),), "flat and misses": (Target(1.25),)}
-    assert [(row.met, row.limit) for row in rows.build(ours, {}, targets)] == [(True, None)] * 2
-
-
-def test_every_limit_is_a_row_with_a_target_of_its_own() -> None:
-    limits = {target.limit for several in TARGETS.values() for target in several if target.limit}
-    assert limits <= set(TARGETS)
-    assert all(target.peer is None for limit in limits for target in TARGETS[limit])
-
-
+EVICTION = "evict one state among leaves: 1048576 leaves over 1024"
 ROWS = [
-    Row("W1", "W1 match", 1.5, "us", "sglang-rust", 9.0, 6.0, ">= 5x sglang-rust", True),
-    Row("W1", "W1 match", 1.5, "us", "sglang-old", 30.0, 20.0),
-    Row("growth", "evict, 1024 leaves", 1.0, "us"),
-    Row("growth", "evict: 1048576 leaves over 1024", 2.5, "x", target="<= 2", met=False),
-    Row("codec", "store", 20.0, "GB/s", target=">= 0.8x memcpy", met=None),
+    Row("W1", "W1 match", "us", 1.5, {"sglang-rust": 9.0, "sglang-old": 30.0}),
+    Row("growth", "evict, 1024 leaves", "us", 1.0),
+    Row("growth", EVICTION, "x", 9.0),
 ]
 
 
-def test_the_table_shows_every_row_and_what_was_missed() -> None:
-    text = report.table(ROWS)
-    match = next(line for line in text.splitlines() if line.startswith("W1 match"))
-    assert "9 (6x)" in match
-    assert "30 (20x)" in match
-    assert match.endswith("met")
-    assert "MISSED" in text
-    assert "no peer" in text
-    summary = report.summary(ROWS)
-    assert summary.startswith("1 of 3 targets met, 0 more at a limit")
-    assert "MISSED: evict: 1048576 leaves over 1024: 2.5 x, target <= 2" in summary
-    assert "1 not judged" in summary
+def test_the_table_shows_every_row_with_its_bound_and_what_is_missed() -> None:
+    match = next(line for line in table.text(ROWS).splitlines() if line.startswith("| W1 match"))
+    cells = [cell.strip() for cell in match.strip("|").split("|")]
+    assert cells == ["W1 match", "us", "1.5", "9 (6x)", "30 (20x)", ">= 5x sglang-rust"]
+    evict = next(line for line in table.text(ROWS).splitlines() if EVICTION in line)
+    assert evict.endswith("<= 2.5 MISSED |")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +179,7 @@ def test_the_table_shows_every_row_and_what_was_missed() -> None:
     [(0.0, "0"), (0.0012, "1.2e-03"), (3.14159, "3.14"), (66123.4, "66,123"), (8.5e8, "850.0M")],
 )
 def test_numbers_have_three_digits_and_no_needless_exponent(value: float, text: str) -> None:
-    assert report.number(value) == text
+    assert table.number(value) == text
 
 
 def test_the_page_gets_its_marked_tables_and_keeps_the_rest() -> None:
@@ -257,21 +187,24 @@ def test_the_page_gets_its_marked_tables_and_keeps_the_rest() -> None:
         "top\n<!-- figures: growth -->\nold\n<!-- end of figures -->\n"
         "<!-- figures: setting -->\nkept\n<!-- end of figures -->\n"
     )
-    contents = {"growth": page.tables(ROWS)["growth"]}
-    after = page.refresh(before, contents)
-    assert after.startswith("top\n<!-- figures: growth -->\n| name | unit | ours |")
+    contents = {"growth": table.sections(table.bounded(ROWS, "growth"))["growth"]}
+    after = table.refresh(before, contents)
+    assert after.startswith("top\n<!-- figures: growth -->\n| name ")
     assert "old" not in after
     assert "kept" in after
-    assert "evict: 1048576" in after
-    assert "evict, 1024 leaves" not in after  # has no target
-    assert page.refresh(after, contents) == after
-    with pytest.raises(ValueError, match="no marker for W9"):
-        page.refresh(before, {"W9": ""})
+    assert EVICTION in after
+    assert "evict, 1024 leaves" not in after  # has no bound
+    assert table.refresh(after, contents) == after
+    with pytest.raises(ValueError, match="no place for W9"):
+        table.refresh(before, {"W9": ""})
 
 
-def test_the_page_of_the_documentation_has_a_place_for_everything() -> None:
-    places = {match[2] for match in page.MARKED.finditer(page.PAGE.read_text())}
-    assert places == {*report.TITLES, "setting", "profile"}
+def test_the_page_shows_the_kept_figures() -> None:
+    shown = table.sections(table.bounded(list(KEPT.values()), "growth"))
+    assert shown.keys() == table.TITLES.keys()
+    text = table.PAGE.read_text()
+    assert table.refresh(text, shown) == text
+    assert table.refresh(text, {"setting": "", "profile": ""}) != text
 
 
 def test_a_profile_is_read_from_perfs_report() -> None:
@@ -296,7 +229,7 @@ def test_what_is_profiled_runs(
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_workload_runs_end_to_end_on_our_cache(tiny: None, name: str) -> None:
-    figures = worker.task(name)(OURS)
+    figures = workers.task(name)(OURS)
     labels = {figure.label for figure in figures}
     assert {f"{name} {what}" for what in ("match", "insert", "lease + release", "start + finish")} <= labels
     assert all(figure.value >= 0 for figure in figures if "bytes" not in figure.name)
@@ -321,9 +254,9 @@ def test_a_cache_that_finds_something_else_is_not_measured(tiny: None) -> None:
         tree.measure("W1", Backend("ours", "0", Forgetful))
 
 
-@pytest.mark.parametrize("name", backends.GROWTH)
+@pytest.mark.parametrize("name", ["leaves", "chain", "pinned", "fragments", "prompt"])
 def test_a_curve_has_all_its_points(tiny: None, name: str) -> None:
-    figures = worker.task(name)(OURS)
+    figures = workers.task(name)(OURS)
     points = {
         "leaves": {4, 8},
         "chain": {2, 4},
@@ -365,16 +298,16 @@ def test_a_cache_miss_is_what_a_large_walk_costs_more(monkeypatch: pytest.Monkey
 
 
 def test_requests_and_both_sides_of_the_boundary_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = admission.measure(Backend("ours", "0", OurRequests), documents=4)
+    found = tree.admission(Backend("ours", "0", OurRequests), documents=4)
     assert [figure.name for figure in found] == ["admit a miss", "publish", "admit a hit", "end a hit"]
-    monkeypatch.setattr(boundary, "batch_ns", partial(clock.batch_ns, batch=3, batches=2))
-    python = {figure.name for figure in boundary.measure(OURS)}
+    monkeypatch.setattr(layers, "batch_ns", partial(clock.batch_ns, batch=3, batches=2))
+    python = {figure.name for figure in layers.boundary(OURS)}
     bench = Path("rust/core/benches/calls.rs").read_text()
     assert all(f'"{name}"' in bench for name in python)
 
 
 def test_the_front_is_measured_beside_the_native_layer() -> None:
-    found = front.measure(OURS, documents=16)
+    found = layers.front(OURS, documents=16)
     assert {figure.name for figure in found if figure.of == "native"} == {
         "lookup",
         "start",
@@ -388,7 +321,7 @@ def test_criterions_medians_are_read(tmp_path: Path) -> None:
     new.mkdir(parents=True)
     (new / "benchmark.json").write_text(json.dumps({"function_id": "usage"}))
     (new / "estimates.json").write_text(json.dumps({"median": {"point_estimate": 12.5}}))
-    assert rust.read(tmp_path) == [Figure("boundary", "usage", 12.5, "ns", of="rust")]
+    assert layers.read_criterion(tmp_path) == [Figure("boundary", "usage", 12.5, "ns", of="rust")]
 
 
 def test_the_codec_is_measured_beside_memcpy_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +355,7 @@ def test_the_reuse_experiment_becomes_rows_at_equal_bytes() -> None:
 
 
 def test_a_peer_is_there_when_its_variable_is_set(tmp_path: Path) -> None:
-    found, missing = backends.available({"SGLANG_NEW": str(tmp_path), "PEER_PYTHON": "python-of-peers"})
+    found, missing = workers.available({"SGLANG_NEW": str(tmp_path), "PEER_PYTHON": "python-of-peers"})
     assert [process.name for process in found] == ["ours", "sglang-python", "sglang-rust"]
     assert [process.python for process in found] == [sys.executable, *["python-of-peers"] * 2]
     assert found[2].environment == {"SGLANG_NEW": str(tmp_path)}
@@ -430,7 +363,7 @@ def test_a_peer_is_there_when_its_variable_is_set(tmp_path: Path) -> None:
     assert found[0].does("boundary")
     assert not found[1].does("boundary")
     with pytest.raises(SystemExit, match="SGLANG_OLD is no folder: /nowhere"):
-        backends.available({"SGLANG_OLD": "/nowhere"})
+        workers.available({"SGLANG_OLD": "/nowhere"})
 
 
 def test_backends_take_turns_and_a_process_may_measure_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,15 +373,16 @@ def test_backends_take_turns_and_a_process_may_measure_others(monkeypatch: pytes
         started.append((process.name, task))
         own = Figure("s", task, float(len(started)), "us")
         beside = Figure("s", task, 9.0, "us", of="memcpy")
-        return {"version": "1", "figures": [own.as_dict(), beside.as_dict()]}
+        return {"version": "1", "figures": [asdict(own), asdict(beside)]}
 
-    monkeypatch.setattr(run, "start", start)
-    results = run.Results()
+    monkeypatch.setattr(Process, "start", start)
+    results = Results()
     peers = [Process("ours", "p"), Process("sglang-rust", "p"), Process("tokenspeed", "p")]
-    run.run(results, peers, ["W1", "W2"], 2, lambda line: None)
+    results.run(peers, ["W1", "W2"], 2)
     assert started == [("ours", "W1"), ("sglang-rust", "W1"), ("ours", "W2"), ("sglang-rust", "W2")] * 2
-    assert {it.label: it.value for it in results.medians("ours")} == {"W1": 3.0, "W2": 5.0}
-    assert {it.value for it in results.medians("memcpy")} == {9.0}
+    found = results.medians()
+    assert {it.label: it.value for it in found["ours"]} == {"W1": 3.0, "W2": 5.0}
+    assert {it.value for it in found["memcpy"]} == {9.0}
     assert results.versions == {"ours": "1", "sglang-rust": "1"}
 
 
@@ -456,13 +390,13 @@ def test_a_peer_that_fails_is_noted_and_a_failure_of_ours_is_raised(monkeypatch:
     def start(process: Process, task: str) -> dict[str, object]:
         raise subprocess.CalledProcessError(1, task)
 
-    monkeypatch.setattr(run, "start", start)
-    results = run.Results()
-    run.run(results, [Process("sglang-rust", "p")], ["W1"], 1, lambda line: None)
+    monkeypatch.setattr(Process, "start", start)
+    results = Results()
+    results.run([Process("sglang-rust", "p")], ["W1"], 1)
     assert results.failures == ["sglang-rust: W1 failed"]
     assert not results.runs
     with pytest.raises(subprocess.CalledProcessError):
-        run.run(results, [Process("ours", "p")], ["W1"], 1, lambda line: None)
+        results.run([Process("ours", "p")], ["W1"], 1)
 
 
 def test_a_worker_answers_with_one_line_of_json(
@@ -470,10 +404,10 @@ def test_a_worker_answers_with_one_line_of_json(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["worker", "ours", "fragments"])
     monkeypatch.setattr(growth, "DIVERGING", 3)
-    monkeypatch.setattr(worker.logging, "disable", lambda level: None)
-    worker.main()
+    monkeypatch.setattr(workers.logging, "disable", lambda level: None)
+    workers.main()
     answer = json.loads(capsys.readouterr().out)
-    assert [Figure.from_dict(it).at for it in answer["figures"]] == [0, 3, None]
+    assert [Figure(**it).at for it in answer["figures"]] == [0, 3, None]
 
 
 def test_plots_are_drawn_of_what_there_is(tmp_path: Path) -> None:
@@ -486,38 +420,51 @@ def test_plots_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
-def test_the_json_has_the_setting_and_all_fields(tmp_path: Path) -> None:
-    report.write(tmp_path / "new" / "bench.json", ROWS, {"missing": ["a peer"]})
-    content = json.loads((tmp_path / "new" / "bench.json").read_text())
-    assert content["missing"] == ["a peer"]
-    assert [Row(**row) for row in content["rows"]] == ROWS
+def test_the_json_has_the_setting_and_all_rows(tmp_path: Path) -> None:
+    table.write(tmp_path / "bench.json", ROWS, {"missing": ["a peer"]})
+    assert json.loads((tmp_path / "bench.json").read_text())["missing"] == ["a peer"]
+    assert table.read(tmp_path / "bench.json") == ROWS
 
 
 def test_a_kept_run_refreshes_the_results_and_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = page.PAGE.read_text()
+    text = table.PAGE.read_text()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
     (tmp_path / "benchmarks").mkdir()
-    page.PAGE.write_text(text)
-    results = run.Results(versions={"ours": "9.9"}, failures=["sglang-old: W1 failed"])
+    table.PAGE.write_text(text)
+    results = Results(versions={"ours": "9.9"}, failures=["sglang-old: W1 failed"])
     results.take(
         "ours", [Figure("W1", "W1 match", 1.25, "us"), Figure("growth", "evict", 1.0, "us", 4, "leaves")]
     )
     results.take("sglang-rust", [Figure("W1", "W1 match", 10.0, "us")])
     monkeypatch.setattr(__main__, "measure", lambda *arguments: results)
-    monkeypatch.setattr(backends, "available", lambda: ([], ["tokenspeed: TOKENSPEED is not set"]))
+    monkeypatch.setattr(workers, "available", lambda: ([], ["tokenspeed: TOKENSPEED is not set"]))
     monkeypatch.setattr(plots, "write", lambda *arguments: [])  # slow, and tested above
     monkeypatch.setattr(sys, "argv", ["speed", "--keep"])
-    __main__.main()
+    assert __main__.main() == 0
     kept = {path.name for path in (tmp_path / "benchmarks" / "results").iterdir()}
-    assert kept == {"bench.json", "bench.txt"}
-    assert "| W1 match | us | 1.25 | 10 (8x) | >= 5x sglang-rust | met |" in page.PAGE.read_text()
-    assert "ours 9.9" in page.PAGE.read_text()
+    assert kept == {"bench.json"}
+    assert re.search(
+        r"W1 match +\| us +\| +1.25 \| +10 \(8x\) \| >= 5x sglang-rust \|", table.PAGE.read_text()
+    )
+    assert "ours 9.9" in table.PAGE.read_text()
     shown = capsys.readouterr().out
-    assert "no tokenspeed: TOKENSPEED is not set" in shown
-    assert "no sglang-old: W1 failed" in shown
+    assert "Not there: tokenspeed: TOKENSPEED is not set; sglang-old: W1 failed." in shown
+    assert "0 of 1 bounds missed; 74 without a figure" in shown
+
+
+def test_a_run_that_misses_a_bound_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Results()
+    results.take("ours", [Figure("growth", EVICTION, 9.0, "x")])
+    monkeypatch.setattr(__main__, "measure", lambda *arguments: results)
+    monkeypatch.setattr(plots, "write", lambda *arguments: [])
+    monkeypatch.setattr(sys, "argv", ["speed", "--out", str(tmp_path)])
+    assert __main__.main() == 1
+    assert f"MISSED {EVICTION}: 9 x, <= 2.5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["--keep", "trees"]])

@@ -1,6 +1,7 @@
 """Measures radixstate beside other prefix caches: prints the table, writes bench.json and plots.
 
 A peer runs where its variable of the environment is set; see CONTRIBUTING.md. Ours always runs. Needs Linux.
+The exit status is 1 if a figure misses its bound.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +18,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed import backends, page, plots, report, rows, run, rust
+from benchmarks.speed import layers, plots, table, workers
 
 # Tasks of each section, and how often they run; the median counts.
 SECTIONS: dict[str, tuple[tuple[str, ...], int]] = {
-    "trees": (backends.TREE, 5),
-    "growth": (backends.GROWTH, 1),
+    "trees": (("W1", "W2", "W3"), 5),
+    "growth": (("leaves", "chain", "pinned", "fragments", "prompt"), 1),
     "requests": (("admission",), 3),
     "boundary": (("boundary",), 3),
     "front": (("front",), 3),
-    "codec": (backends.CODEC, 3),
+    "codec": (("codec-1", "codec-2"), 3),
     "reuse": (("reuse",), 1),
 }
 KEPT = Path("benchmarks/results")
@@ -39,7 +41,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--runs", type=int, help="of a task, at most (default: 5 of a workload, fewer of what repeats itself)"
     )
     add("--out", type=Path, default=Path("out/bench"), help="folder of the results (default: out/bench)")
-    add("--keep", action="store_true", help=f"copy the results to {KEPT} and write {page.PAGE}'s tables anew")
+    add(
+        "--keep", action="store_true", help=f"copy the results to {KEPT} and write {table.PAGE}'s tables anew"
+    )
     options = parser.parse_args(arguments)
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
@@ -49,55 +53,61 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def measure(sections: Sequence[str], runs: int | None, processes: Sequence[backends.Process]) -> run.Results:
+def measure(
+    sections: Sequence[str], runs: int | None, processes: Sequence[workers.Process]
+) -> workers.Results:
     """Everything, in order."""
-    results = run.Results()
+    results = workers.Results()
     for section in sections:
         tasks, usual = SECTIONS[section]
-        run.run(results, processes, tasks, min(runs or usual, usual), run.progress)
+        results.run(processes, tasks, min(runs or usual, usual))
     if "boundary" in sections:
-        run.progress("criterion")
-        results.take("rust", rust.measure())
+        workers.progress("criterion")
+        results.take("rust", layers.criterion())
     return results
 
 
-def describe(results: run.Results, missing: Sequence[str], seconds: float) -> dict[str, Any]:
-    """What was measured on what."""
-    return {
+def main() -> int:
+    options = parse()
+    processes, missing = workers.available()
+    began = time.perf_counter()
+    results = measure(options.sections or list(SECTIONS), options.runs, processes)
+    figures = results.medians()
+    rows = table.build(figures)
+    setting = {
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "versions": results.versions,
-        "missing": list(missing),
-        "seconds": round(seconds),
+        "missing": [*missing, *results.failures],
+        "seconds": round(time.perf_counter() - began),
     }
-
-
-def main() -> None:
-    options = parse()
-    processes, missing = backends.available()
-    began = time.perf_counter()
-    results = measure(options.sections or list(SECTIONS), options.runs, processes)
-    figures = {name: results.medians(name) for name in results.runs}
-    table = rows.build(figures[backends.OURS], {k: v for k, v in figures.items() if k != backends.OURS})
-    missing += results.failures
-    setting = describe(results, missing, time.perf_counter() - began)
-    text = f"{report.table(table)}\n\n{report.summary(table)}\n" + "".join(f"no {it}\n" for it in missing)
-    print(text)
-
-    report.write(options.out / "bench.json", table, setting)
-    (options.out / "bench.txt").write_text(text)
-    drawn = plots.write(options.out, figures, table)
+    options.out.mkdir(parents=True, exist_ok=True)
+    table.write(options.out / "bench.json", rows, setting)
+    drawn = plots.write(options.out, figures, rows)
     if options.keep:
-        _keep([options.out / "bench.json", options.out / "bench.txt", *drawn])
-        page.rewrite(page.tables(table) | {"setting": _sentence(setting)})
-    print(f"{setting['seconds']} s; wrote bench.json, bench.txt and plots to {options.out}")
+        _keep([options.out / "bench.json", *drawn], rows, setting)
+    print(f"{table.text(rows)}\n\n{_sentence(setting)}\nbench.json and plots are in {options.out}")
+    return _judge(rows)
 
 
-def _keep(files: Sequence[Path]) -> None:
+def _judge(rows: Sequence[table.Row]) -> int:
+    """Says which bounds are missed; the exit status."""
+    missed, unknown = table.check(rows)
+    print(
+        f"{len(missed)} of {len(table.BOUNDS) - len(unknown)} bounds missed; {len(unknown)} without a figure"
+    )
+    for line in missed:
+        print(f"  MISSED {line}")
+    return 1 if missed else 0
+
+
+def _keep(files: Sequence[Path], rows: Sequence[table.Row], setting: dict[str, Any]) -> None:
     KEPT.mkdir(exist_ok=True)
     for file in files:
         shutil.copy(file, KEPT / (file.name if file.name.startswith("bench") else f"bench-{file.name}"))
+    contents = table.sections(table.bounded(rows, "growth")) | {"setting": _sentence(setting)}
+    table.PAGE.write_text(table.refresh(table.PAGE.read_text(), contents))
 
 
 def _sentence(setting: dict[str, Any]) -> str:
@@ -116,4 +126,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.speed.backends import OURS, Backend
-from benchmarks.speed.figures import Figure
+from benchmarks.speed.table import OURS, Figure
+from benchmarks.speed.workloads import Backend
 
 SECTION = "codec"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -13,10 +13,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from benchmarks.speed.backends import OURS, Backend
 from benchmarks.speed.clock import Clock, cache_miss_us, median_us
-from benchmarks.speed.figures import Figure, growth
-from benchmarks.speed.workloads import Front, Keys, Size
+from benchmarks.speed.table import OURS, Figure
+from benchmarks.speed.workloads import Backend, Front, Keys, Size
 
 SECONDS = 60.0
 SECTION = "growth"
@@ -44,6 +43,16 @@ def leaves(backend: Backend) -> list[Figure]:
         figures += _at_leaves(_filled(backend, n), n)
     grown = growth(figures, LEAVES[0], PEER_LEAVES[-1]) + growth(figures, LEAVES[0], LEAVES[-1])
     return figures + grown + (_over_misses(figures) if backend.name == OURS else [])
+
+
+def growth(figures: Sequence[Figure], first: int, last: int) -> list[Figure]:
+    """For each curve with both points, how many times as large its value is at the last."""
+    at = {(figure.name, figure.at): figure for figure in figures}
+    return [
+        Figure(end.section, f"{name}: {last} {end.axis} over {first}", end.value / at[name, first].value, "x")
+        for (name, point), end in at.items()
+        if point == last and (name, first) in at and at[name, first].value
+    ]
 
 
 def _over_misses(figures: Sequence[Figure]) -> list[Figure]:

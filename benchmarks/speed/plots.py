@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil, floor, log10
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from benchmarks.speed.figures import Figure
-from benchmarks.speed.rows import Row
+from benchmarks.speed.table import OURS, Figure, Row
 
 # Distinct for colour-blind readers, and by marker where lines coincide.
 STYLES = {
@@ -23,6 +22,7 @@ STYLES = {
     "torch": ("#cc79a7", "D"),
 }
 COLUMNS = 4
+TREES = ("W1", "W2", "W3")
 
 
 def write(folder: Path, figures: Mapping[str, Sequence[Figure]], rows: Sequence[Row]) -> list[Path]:
@@ -33,7 +33,11 @@ def write(folder: Path, figures: Mapping[str, Sequence[Figure]], rows: Sequence[
         figures: by whose they are, ours among them.
         rows: of the table.
     """
-    plots = {"growth.png": _growth(figures), "trees.png": _trees(rows), "codec.png": _codec(rows)}
+    plots = {
+        "growth.png": _growth(figures),
+        "trees.png": _bars(rows, TREES, "times better than the peer (1: equal)"),
+        "codec.png": _bars(rows, ["codec"], "times as fast (1: equal)"),
+    }
     written = []
     for name, canvas in plots.items():
         if canvas is not None:
@@ -50,7 +54,7 @@ def _canvas(width: float, height: float) -> Canvas:
 
 def _growth(figures: Mapping[str, Sequence[Figure]]) -> Canvas | None:
     """A panel for each curve, both axes logarithmic."""
-    curves = list(dict.fromkeys(it.name for it in figures["ours"] if it.at is not None))
+    curves = list(dict.fromkeys(it.name for it in figures[OURS] if it.at is not None))
     if not curves:
         return None
     height = -(-len(curves) // COLUMNS)
@@ -86,32 +90,24 @@ def _curve(axes: Axes, curve: str, figures: Mapping[str, Sequence[Figure]]) -> N
     axes.set_ylim(10 ** floor(log10(lowest)), 10 ** ceil(log10(highest)))
 
 
-def _trees(rows: Sequence[Row]) -> Canvas | None:
-    """How many times better, for each figure of the workloads."""
-    chosen = [row for row in rows if row.section in ("W1", "W2", "W3") and row.ratio]
-    return _bars(chosen, "times better than the peer (1: equal)") if chosen else None
-
-
-def _codec(rows: Sequence[Row]) -> Canvas | None:
-    chosen = [row for row in rows if row.section == "codec" and row.ratio]
-    return _bars(chosen, "times as fast (1: equal)") if chosen else None
-
-
-def _bars(rows: Sequence[Row], label: str) -> Canvas:
-    names = list(dict.fromkeys(row.name for row in rows))
+def _bars(rows: Sequence[Row], sections: Collection[str], label: str) -> Canvas | None:
+    """How many times better each figure of some sections is than each peer's."""
+    points = [
+        (peer, row.name, ratio)
+        for row in rows
+        if row.section in sections
+        for peer in row.peers
+        if (ratio := row.ratio(peer))
+    ]
+    if not points:
+        return None
+    names = list(dict.fromkeys(name for _, name, _ in points))
     canvas = _canvas(9, 1.5 + 0.3 * len(names))
     axes = canvas.subplots()
-    for peer in dict.fromkeys(row.peer for row in rows):
-        own = [row for row in rows if row.peer == peer]
-        colour, marker = STYLES[peer]
-        axes.plot(
-            [row.ratio for row in own],
-            [names.index(row.name) for row in own],
-            color=colour,
-            marker=marker,
-            linestyle="",
-            label=peer,
-        )
+    for owner in dict.fromkeys(peer for peer, _, _ in points):
+        own = [(ratio, names.index(name)) for peer, name, ratio in points if peer == owner]
+        colour, marker = STYLES[owner]
+        axes.plot(*zip(*own, strict=True), color=colour, marker=marker, linestyle="", label=owner)
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.speed import page, workloads
+from benchmarks.speed import workloads
 from benchmarks.speed.clock import Clock
 from benchmarks.speed.growth import document
 from benchmarks.speed.ours import Ours
+from benchmarks.speed.table import PAGE, refresh
 from benchmarks.speed.workloads import Size
 
 SECONDS = 3
@@ -133,7 +134,7 @@ def main() -> None:
         tables.append(table((scenario.__doc__ or "").strip(), sample(scenario())))
         print(f"{tables[-1]}\n", flush=True)
     if "--keep" in sys.argv[1:]:
-        page.rewrite({"profile": "\n\n".join(tables)})
+        PAGE.write_text(refresh(PAGE.read_text(), {"profile": "\n\n".join(tables)}))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks import reuse as experiment
 from benchmarks.reuse import Knee, Row
-from benchmarks.speed.backends import Backend
-from benchmarks.speed.figures import Figure
+from benchmarks.speed.table import Figure
+from benchmarks.speed.workloads import Backend
 from benchmarks.tiny import load_tiny_model
 
 SECTION = "reuse"

@@ -1,4 +1,4 @@
-"""What one cache needs for a workload: CPU microseconds per call, tokens per CPU second, bytes per token."""
+"""The cost of a workload to one cache: CPU microseconds per call, tokens per CPU second, bytes per token."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 from functools import partial
 from pathlib import Path
 
-from benchmarks.speed.backends import Backend
+import numpy as np
+
+from benchmarks.speed import workloads
 from benchmarks.speed.clock import Clock
-from benchmarks.speed.figures import Figure
-from benchmarks.speed.workloads import WORKLOADS, Size
+from benchmarks.speed.table import Figure
+from benchmarks.speed.workloads import WORKLOADS, Backend, Size
 
 SINGLE = {
     "match": ("match",),
@@ -79,4 +81,27 @@ def _memory(name: str, grown: int, cached: Size) -> list[Figure]:
     return [
         Figure(name, f"{name} bytes per cached token", grown / cached.tokens, "B"),
         Figure(name, f"{name} bytes per node", grown / cached.states, "B"),
+    ]
+
+
+def admission(backend: Backend, documents: int = 4096) -> list[Figure]:
+    """W1 with whole requests: admits one that misses, publishes its prefix, admits one that hits it.
+
+    For a scheduler that shows its cache only through requests. Pages of 64 tokens, prompts of 1000 tokens as lists.
+    """
+    page = 64
+    depth = 1000 // page * page
+    cache, clock = backend.make(Size(documents * 1024, documents)), Clock()
+    rng = np.random.default_rng(1)
+    for _ in range(documents):
+        key = workloads.tokens(rng, 1000)
+        missing = clock("admit a miss", cache.admit, cache.prompt(key))
+        clock("publish", cache.publish, missing, depth)
+        hitting = clock("admit a hit", cache.admit, cache.prompt(key + workloads.tokens(rng, 8)))
+        if cache.reused(hitting) < depth - page:
+            raise AssertionError(f"reused {cache.reused(hitting)} of {depth} tokens")
+        clock("end a hit", cache.publish, hitting, depth)
+    return [
+        Figure("requests", kind, clock.mean_us(kind), "us")
+        for kind in ("admit a miss", "publish", "admit a hit", "end a hit")
     ]

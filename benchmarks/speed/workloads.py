@@ -9,6 +9,7 @@ import gc
 import random
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -61,6 +62,23 @@ class Size(NamedTuple):
 
     tokens: int
     states: int
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A cache, in its worker.
+
+    Attributes:
+        make: a new, empty one of a size: a `Front`, for the workloads.
+        make_store: the peer's store of int8 states, for the codec.
+        leaves_out: figures that say nothing about it.
+    """
+
+    name: str
+    version: str
+    make: Callable[[Size], Any]
+    make_store: Callable[..., Any] | None = None
+    leaves_out: frozenset[str] = frozenset()
 
 
 class Workload(NamedTuple):

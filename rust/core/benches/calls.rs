@@ -1,4 +1,4 @@
-//! The calls whose cost across the Python boundary `benchmarks/speed/boundary.py` measures, without
+//! The calls whose cost across the Python boundary `benchmarks/speed/layers.py` measures, without
 //! that boundary.
 //!
 //! ```text

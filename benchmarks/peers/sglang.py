@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers.stubs import Wheel
 from benchmarks.speed.clock import Clock
-from benchmarks.speed.stubs import Wheel
 from benchmarks.speed.workloads import Keys, Size
 
 CHUNK = 64
