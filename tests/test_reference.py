@@ -4,7 +4,7 @@ import pytest
 import torch
 from radixstate.reference.cache import ReferenceCache
 from radixstate.reference.codec import decode, encode, scale_dtype
-from radixstate.reference.parts import Misuse, NeverFits, Running, Shortage, Skipped, Stored
+from radixstate.reference.records import Misuse, NeverFits, Running, Shortage, Skipped, Stored
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from itertools import count
 from math import lcm
 
-from radixstate.reference.parts import (
+from radixstate.reference.records import (
     Freed,
     Lease,
     Match,

@@ -1,6 +1,6 @@
 """Fuzzing for schedulers and engines that use the cache. Needs hypothesis, numpy and torch.
 
-`CheckedCache` is a `PrefixCache` that compares every call with a slow reference. Give it to a scheduler in place
+`CheckedCache` wraps a `PrefixCache` and compares every call with a slow reference. Give it to a scheduler in place
 of the real one, and let hypothesis decide what arrives:
 
     >>> from hypothesis import settings
@@ -46,11 +46,11 @@ put other caches into `begin`. Each is an ordinary state machine of hypothesis, 
 `Figures.fuzz` runs one for as long as asked, and counts.
 """
 
+from radixstate.testing.base_machine import CacheMachine
 from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence
 from radixstate.testing.compare import Disagreement
 from radixstate.testing.engine import EngineMachine
 from radixstate.testing.figures import Figures
-from radixstate.testing.machine import CacheMachine
 from radixstate.testing.scheduler import SchedulerMachine
 from radixstate.testing.strategies import NAMESPACES, namespaces, prompts, sizes, specs
 

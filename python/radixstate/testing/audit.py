@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixstate import Lease, PrefixCache, Sequence
-from radixstate.reference import parts
+from radixstate.reference import records
 from radixstate.reference.cache import ReferenceCache
 from radixstate.testing.compare import Disagreement, agree, words
 from radixstate.testing.memory import Contract, Memory
+from radixstate.testing.sides import POOLS, ModelLease, ModelSequence, Twins
 
-POOLS: tuple[parts.PoolName, ...] = ("kv", "active", "checkpoint")
 Page = tuple[
     int, Hashable, tuple[int, ...], int | None
 ]  # what a page is of, and which one it is in the reference
@@ -26,20 +26,40 @@ Page = tuple[
 class Owner:
     """A running sequence of the library, of the second rank and of the reference, and what the first owns."""
 
-    plain: Sequence
-    echo: Sequence
-    running: parts.Running
+    twins: Twins
     slots: list[int]
     private: list[int] = field(default_factory=list)  # pages past the leased ones
+
+    @property
+    def plain(self) -> Sequence:
+        """The library's."""
+        sequence: Sequence = self.twins.library
+        return sequence
+
+    @property
+    def running(self) -> records.Running:
+        """The reference's."""
+        model: ModelSequence = self.twins.model
+        return model.running
 
 
 @dataclass(eq=False)
 class Pin:
     """A lease of the library, of the second rank and of the reference."""
 
-    plain: Lease
-    echo: Lease
-    model: parts.Lease
+    twins: Twins
+
+    @property
+    def plain(self) -> Lease:
+        """The library's."""
+        lease: Lease = self.twins.library
+        return lease
+
+    @property
+    def model(self) -> records.Lease:
+        """The reference's."""
+        model: ModelLease = self.twins.model
+        return model.lease
 
 
 @dataclass(frozen=True)
@@ -56,14 +76,14 @@ class Retiring:
     def __init__(self, reference: ReferenceCache) -> None:
         """None so far; `reference` knows the steps."""
         self._reference = reference
-        self._entries: list[tuple[int, parts.PoolName, int]] = []
+        self._entries: list[tuple[int, records.PoolName, int]] = []
 
-    def add(self, pool: parts.PoolName, units: Iterable[int]) -> None:
+    def add(self, pool: records.PoolName, units: Iterable[int]) -> None:
         """Remembers units that were given back just now."""
         step = self._reference.newest
         self._entries += [(step, pool, unit) for unit in units if step > self._reference.watermark]
 
-    def of(self, pool: parts.PoolName) -> set[int]:
+    def of(self, pool: records.PoolName) -> set[int]:
         """Those of a pool that still wait."""
         self._entries = [entry for entry in self._entries if entry[0] > self._reference.watermark]
         return {unit for _, kind, unit in self._entries if kind == pool}
@@ -87,9 +107,9 @@ class Audit:
         self._cache, self._reference, self._rank = cache, reference, rank
         self._rank_active = Memory(rank.active)
         self._contract = Contract(cache.spec, cache.checkpoints.format)
-        self._records: dict[parts.State, Record] = {}
+        self._records: dict[records.State, Record] = {}
         self._pages: dict[Page, int] = {}  # of an internal pool: the library's cached pages
-        self._resident: set[parts.Prefix] = set()
+        self._resident: set[records.Prefix] = set()
         self._retiring = Retiring(reference)
         self._finding: Disagreement | None = None
         self._owns_active = not reference.pools["active"].external
@@ -151,7 +171,7 @@ class Audit:
 
     def begin(self, owner: Owner) -> None:
         """A sequence has started: its slot holds the state it reuses, or the empty one."""
-        agree("slots of two ranks", owner.plain.slot, owner.echo.slot)
+        agree("slots of two ranks", owner.plain.slot, owner.twins.rank.slot)
         self.owners.append(owner)
         self.expect_loaded(owner.plain.slot, owner.running.matched.state)
 
@@ -161,7 +181,7 @@ class Audit:
         self._retiring.add("active", owner.slots)
         self._retiring.add("kv", owner.private)
 
-    def expect_loaded(self, slot: int, state: parts.State | None) -> None:
+    def expect_loaded(self, slot: int, state: records.State | None) -> None:
         """An active slot holds a cached state, decoded, or the empty one."""
         expected = self._contract.decode(self._records[state].row) if state else self._contract.empty
         if self.active.read(slot) != expected:
@@ -199,7 +219,7 @@ class Audit:
         (state,) = (state for state in self._reference.states.values() if state.serial == serial)
         self._records[state] = Record(slot, row)
 
-    def slot_of(self, state: parts.State) -> int:
+    def slot_of(self, state: records.State) -> int:
         """Where the library keeps a state."""
         return self._records[state].slot
 
@@ -207,7 +227,7 @@ class Audit:
 
     def _usage(self) -> list[tuple[int, ...]]:
         usages = [self._cache.usage(pool) for pool in POOLS]
-        return [tuple(getattr(usage, name) for name in parts.Usage._fields) for usage in usages]
+        return [tuple(getattr(usage, name) for name in records.Usage._fields) for usage in usages]
 
     def _compare_residents(self) -> None:
         """Whatever is or was cached before this call matches as in the reference: one order of eviction."""
@@ -251,7 +271,7 @@ class Audit:
             agree("tokens of a lease", leased, pin.model.prefix.depth)
             agree("state of a lease", pin.plain.state, pin.model.state and self.slot_of(pin.model.state))
 
-    def _page(self, prefix: parts.Prefix) -> Page:
+    def _page(self, prefix: records.Prefix) -> Page:
         return prefix.life, prefix.namespace, prefix.tokens, self._reference.pages[prefix]
 
     def _forget_evicted_pages(self) -> None:
@@ -274,13 +294,13 @@ class Audit:
         self._retiring.add("kv", {*owner.private} - {*private} - {*self._pages.values()})
         owner.private = private
 
-    def _ends(self, prefix: parts.Prefix) -> list[parts.Prefix]:
+    def _ends(self, prefix: records.Prefix) -> list[records.Prefix]:
         """What the pages of a prefix are the ends of; no page in a model without KV."""
         size = self._reference.page_size
         has_kv = self._reference.pools["kv"].capacity > 0
         return [prefix.cut(end) for end in range(size, prefix.depth + 1, size)] if has_kv else []
 
-    def _pages_of(self, prefix: parts.Prefix) -> list[int | None]:
+    def _pages_of(self, prefix: records.Prefix) -> list[int | None]:
         ends = self._ends(prefix)
         if self._reference.pools["kv"].external:
             return [self._reference.pages[end] for end in ends]

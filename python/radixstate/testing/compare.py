@@ -7,16 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from radixstate import Freed, Match, Published, Sequence, Skipped, Stored
+from radixstate import Freed, Lease, Match, Published, Sequence, Skipped, Stored
 from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
-from radixstate.reference import parts
+from radixstate.reference import records
+from radixstate.testing.sides import ModelLease, ModelSequence
 
 
 class Disagreement(AssertionError):  # noqa: N818 (named after what happened)
     """The library did not do what it should have, or its caller touched what it does not own."""
 
 
-_REFUSALS = (OutOfSlotsError, NeverFitsError, MisuseError, parts.Shortage, parts.NeverFits, parts.Misuse)
+_REFUSALS = (
+    OutOfSlotsError,
+    NeverFitsError,
+    MisuseError,
+    records.Shortage,
+    records.NeverFits,
+    records.Misuse,
+)
 
 
 @dataclass(frozen=True)
@@ -45,23 +53,23 @@ def words(answer: Any) -> Any:
     match answer:
         case Refused(error):
             return _refusal(error)
-        case OutOfSlotsError() | NeverFitsError() | MisuseError():
+        case Exception():
             return _refusal(answer)
         case list():
             return [words(item) for item in answer]
-        case Match() | parts.Match():
+        case Match() | records.Match():
             return "match", answer.length, answer.kv_length, answer.branch, answer.reason, answer.generation
-        case Sequence():
+        case Sequence() | ModelSequence():
             return "sequence", words(answer.match)
-        case parts.Running():
-            return "sequence", words(answer.matched)
-        case Stored() | parts.Stored():
+        case Lease() | ModelLease():
+            return "lease"
+        case Stored() | records.Stored():
             return "stored", answer.depth, answer.generation, answer.step, answer.replaced
-        case Skipped() | parts.Skipped():
+        case Skipped() | records.Skipped():
             return "skipped", answer.reason, answer.wanted, answer.free, answer.evictable
-        case Published() | parts.Published():
+        case Published() | records.Published():
             return words(answer.outcome), answer.canonical, answer.duplicates
-        case Freed() | parts.Freed():
+        case Freed() | records.Freed():
             return "freed", answer.kv, answer.checkpoints
         case _:
             return answer
@@ -69,11 +77,11 @@ def words(answer: Any) -> Any:
 
 def _refusal(error: Exception) -> tuple[object, ...]:
     match error:
-        case OutOfSlotsError() | parts.Shortage():
+        case OutOfSlotsError() | records.Shortage():
             return "shortage", error.pool, error.wanted, error.free, error.evictable, error.retiring
-        case NeverFitsError() | parts.NeverFits():
+        case NeverFitsError() | records.NeverFits():
             return "never fits", error.pool, error.wanted, error.capacity
-        case parts.Misuse():
+        case records.Misuse():
             return "misuse", error.rule
         case _:
             name = type(error).__name__.removesuffix("Error")

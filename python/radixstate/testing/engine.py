@@ -13,10 +13,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from radixstate import Lease, Namespace, StateSpec, Stored
+from radixstate import Namespace, StateSpec, Stored
 from radixstate.errors import AlreadyLoadedError, MisuseError
 from radixstate.testing import strategies
-from radixstate.testing.machine import (
+from radixstate.testing.base_machine import (
     CacheMachine,
     Prompts,
     allowed,
@@ -24,6 +24,7 @@ from radixstate.testing.machine import (
     values,
     warm,
 )
+from radixstate.testing.checked import CheckedLease
 from radixstate.testing.misuses import of_engines
 
 slips = st.sampled_from(
@@ -83,7 +84,7 @@ class EngineMachine(CacheMachine):
         self.free = [page for page in self.free if page not in adopted]
         return published.outcome if isinstance(published.outcome, Stored) else multiple()
 
-    def new_pages(self, lease: Lease, depth: int, slip: str) -> list[int]:
+    def new_pages(self, lease: CheckedLease, depth: int, slip: str) -> list[int]:
         """Free pages for the tokens past the lease, and perhaps a wrong one."""
         cached = lease.pages
         pages = self.free[: max(0, depth // self.cache.page_size - len(cached))]

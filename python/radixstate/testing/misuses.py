@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from radixstate import Lease, PrefixCache, Sequence, StateSpec, Stored
+from radixstate import PrefixCache, StateSpec, Stored
 from radixstate.errors import (
     AlreadyLoadedError,
     ConfigError,
@@ -22,6 +22,7 @@ from radixstate.errors import (
     UseAfterFinishError,
     WrongCacheError,
 )
+from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence
 
 Wrong = list[tuple[type[MisuseError], Callable[[], object]]]
 
@@ -41,7 +42,7 @@ class Foreign:
         self.match = cache.lookup([0, 0])
 
 
-def of_every_cache(cache: PrefixCache, foreign: Foreign, released: list[Lease]) -> Wrong:
+def of_every_cache(cache: CheckedCache, foreign: Foreign, released: list[CheckedLease]) -> Wrong:
     """What no caller may do. `released` are leases that have ended."""
     wrong: Wrong = [
         (EmptyPromptError, lambda: cache.lookup([])),
@@ -66,7 +67,11 @@ def of_every_cache(cache: PrefixCache, foreign: Foreign, released: list[Lease]) 
 
 
 def of_schedulers(
-    cache: PrefixCache, grid: int, foreign: Foreign, live: list[Sequence], ended: list[Sequence]
+    cache: CheckedCache,
+    grid: int,
+    foreign: Foreign,
+    live: list[CheckedSequence],
+    ended: list[CheckedSequence],
 ) -> Wrong:
     """What no scheduler may do. Legal depths are multiples of `grid`."""
     wrong: Wrong = [
@@ -89,7 +94,7 @@ def of_schedulers(
     return wrong
 
 
-def _on_a_live_one(seq: Sequence, grid: int) -> Wrong:
+def _on_a_live_one(seq: CheckedSequence, grid: int) -> Wrong:
     beyond = seq.length + grid - seq.length % grid
     wrong: Wrong = [
         (DepthPastEndError, lambda: seq.checkpoint(beyond)),
@@ -100,7 +105,7 @@ def _on_a_live_one(seq: Sequence, grid: int) -> Wrong:
     return wrong if grid == 1 else [*wrong, (UnalignedError, lambda: seq.checkpoint(1))]
 
 
-def of_engines(cache: PrefixCache, leases: list[Lease]) -> Wrong:
+def of_engines(cache: CheckedCache, leases: list[CheckedLease]) -> Wrong:
     """What no engine with allocators of its own may do."""
     wrong: Wrong = [
         (ConfigError, lambda: cache.start([0])),

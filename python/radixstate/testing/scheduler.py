@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from radixstate import Namespace, Request, Sequence, StateSpec, Stored
+from radixstate import Namespace, Request, StateSpec, Stored
 from radixstate.errors import MisuseError
 from radixstate.testing import strategies
-from radixstate.testing.machine import (
+from radixstate.testing.base_machine import (
     CacheMachine,
     Key,
     Prompts,
@@ -35,6 +35,7 @@ from radixstate.testing.machine import (
     values,
     warm,
 )
+from radixstate.testing.checked import CheckedSequence
 from radixstate.testing.misuses import of_schedulers
 
 
@@ -42,7 +43,7 @@ from radixstate.testing.misuses import of_schedulers
 class Running:
     """A request, and the prefix whose state each of its slots holds."""
 
-    seq: Sequence
+    seq: CheckedSequence
     namespace: Namespace
     held: dict[int, tuple[Key | None, float | None]] = field(default_factory=dict)  # as `write` puts it there
 
@@ -60,7 +61,7 @@ class SchedulerMachine(CacheMachine):
         """No request."""
         super().__init__()
         self.live: dict[int, Running] = {}
-        self.ended: list[Sequence] = []
+        self.ended: list[CheckedSequence] = []
 
     @initialize(spec=strategies.specs(), options=strategies.sizes(), warm=warm)
     def begin(self, spec: StateSpec, options: dict[str, Any], warm: Prompts) -> None:
@@ -68,7 +69,7 @@ class SchedulerMachine(CacheMachine):
         self.open(spec, options)
         self.warm(warm)
 
-    def admit(self, seq: Sequence, namespace: Namespace) -> int:
+    def admit(self, seq: CheckedSequence, namespace: Namespace) -> int:
         """A request has started: the model goes on from the state in its slot."""
         request, number = Running(seq, namespace), next(self.numbers)
         request.held[seq.slot] = request.key(seq.reused) if seq.reused else None, None
@@ -118,7 +119,7 @@ class SchedulerMachine(CacheMachine):
         """A scheduler step's worth of requests, of which some are refused."""
         asked = [self.ask(*each) for each in drawn] + [([], strategies.NAMESPACES[0])] * empty
         outcomes = zip(self.cache.start_many([Request(*each) for each in asked]), asked, strict=True)
-        started = [(seq, namespace) for seq, (_, namespace) in outcomes if isinstance(seq, Sequence)]
+        started = [(seq, namespace) for seq, (_, namespace) in outcomes if isinstance(seq, CheckedSequence)]
         return multiple(*[self.admit(seq, namespace) for seq, namespace in started])
 
     @rule(number=sequences, n=st.integers(0, 6))
@@ -230,7 +231,7 @@ class SchedulerMachine(CacheMachine):
     def race(self, prompt: list[int], namespace: Namespace) -> Any:
         """Two requests compute the same prefix at the same time, and go on."""
         twins = self.cache.start_many([Request(prompt, namespace)] * 2)
-        started = [self.admit(seq, namespace) for seq in twins if isinstance(seq, Sequence)]
+        started = [self.admit(seq, namespace) for seq in twins if isinstance(seq, CheckedSequence)]
         self.checkpoint_many(started, len(prompt), None, slip=False)
         return multiple(*started)
 

@@ -25,10 +25,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from radixstate import Lease, Match, Namespace, StateSpec, Stored
+from radixstate import Match, Namespace, StateSpec, Stored
 from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
 from radixstate.testing import strategies
-from radixstate.testing.checked import CheckedCache
+from radixstate.testing.checked import CheckedCache, CheckedLease
 from radixstate.testing.compare import Disagreement
 from radixstate.testing.misuses import Foreign, of_every_cache
 
@@ -81,7 +81,7 @@ def allowed(call: Callable[[], T]) -> T | None:
 class Leased:
     """A lease, and the prompt that was looked up."""
 
-    lease: Lease
+    lease: CheckedLease
     namespace: Namespace
     prompt: list[int]
 
@@ -101,7 +101,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.numbers = count(1)
         self.flying: list[int] = []
         self.steps = 0
-        self.released: list[Lease] = []
+        self.released: list[CheckedLease] = []
         self.served: Prompts = []
 
     def open(self, spec: StateSpec, options: dict[str, Any]) -> None:
