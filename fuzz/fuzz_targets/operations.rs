@@ -1,14 +1,10 @@
 //! Operations on the cache and on a naive one. A plain test replays the corpus: `cargo test --test model corpus`.
 #![no_main]
 
-#[path = "../../rust/core/tests/model/both/mod.rs"]
-mod both;
-#[path = "../../rust/core/tests/model/decode.rs"]
-mod decode;
-#[path = "../../rust/core/tests/model/naive/mod.rs"]
-mod naive;
-#[path = "../../rust/core/tests/model/ops.rs"]
-mod ops;
+#[path = "../../rust/core/tests/model/differential/mod.rs"]
+mod differential;
+#[path = "../../rust/core/tests/model/oracle/mod.rs"]
+mod oracle;
 #[path = "../../rust/core/tests/model/replay.rs"]
 mod replay;
 

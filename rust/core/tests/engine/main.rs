@@ -1,14 +1,20 @@
-//! A fake engine that owns its KV and active allocators drives the cache through the lower layer.
-//! Its device knows what every row holds: on every read it demands the content that belongs to the
+//! An engine that owns its KV and active allocators drives the cache through the lower layer. Its
+//! device knows what every row holds: on every read it demands the content that belongs to the
 //! prefix.
 
-mod device;
-mod random;
-mod scheduler;
+use radixstate::{Config, Namespace, PoolConfig, Stats};
+use radixstate_replay::{Engine, Habits, Leases, Random, Scheduler, Seen};
 
-use radixstate::{Config, PoolConfig, Stats};
-use random::Random;
-use scheduler::Engine;
+const HABITS: Habits = Habits {
+    chunk: (1, 6),
+    draft: 1,
+    most_out: 3,
+    rush: 1,
+    whole: 1,
+    track: 2,
+    abort: 40,
+    drop_pending: 20,
+};
 
 fn config(random: &mut Random) -> Config {
     let page_size = 1 + random.below(3) as u32;
@@ -24,36 +30,36 @@ fn config(random: &mut Random) -> Config {
 }
 
 /// Serves random requests; returns what the engine and the cache counted.
-fn serve(seed: u64) -> (scheduler::Seen, Stats) {
+fn serve(seed: u64) -> (Seen, Stats) {
     println!("seed {seed}");
     let mut random = Random::new(seed);
-    let mut engine = Engine::new(config(&mut random), seed + 1);
+    let mut scheduler = Scheduler::new(Leases::new(config(&mut random)), HABITS, seed + 1);
     for _ in 0..150 {
         if random.one_in(3) {
-            let tokens = (0..1 + random.below(24))
-                .map(|_| random.token())
-                .collect::<Vec<u32>>();
+            let tokens: Vec<u32> = (0..1 + random.below(24)).map(|_| random.token()).collect();
             let target = tokens.len() + random.below(40 - tokens.len());
-            engine.submit(tokens, target);
+            scheduler.submit(Namespace::default(), tokens, target);
         }
-        engine.turn();
-        engine.check();
+        scheduler.turn();
+        scheduler.balance();
         if random.one_in(60) {
-            engine.flush();
-            engine.check();
+            scheduler.engine.cache().reset();
+            scheduler.balance();
         }
     }
-    engine.shut_down();
-    (engine.seen, engine.cache.stats())
+    scheduler.shut_down();
+    scheduler.engine.demand_all();
+    (scheduler.seen, scheduler.engine.cache().stats())
 }
 
 #[test]
 fn every_read_finds_what_belongs_to_its_prefix_and_nothing_leaks() {
-    let mut total = [0; 10];
+    let mut total = [0; 11];
     for seed in 0..400 {
         let (seen, stats) = serve(seed);
         let counts = [
             seen.finished,
+            seen.aborted,
             seen.retracted,
             seen.stale,
             seen.tracked,

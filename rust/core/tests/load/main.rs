@@ -11,16 +11,25 @@
 
 mod process;
 mod prompts;
-#[path = "../engine/random.rs"]
-mod random;
-mod scheduler;
 
 use std::time::{Duration, Instant};
 
-use prompts::Prompts;
-use radixstate::{Config, PoolConfig};
-use scheduler::Scheduler;
+use prompts::{LEGAL, PAGE, Prompts};
+use radixstate::{
+    Cache, Commit, Config, Namespace, PoolConfig, PoolKind, Reservation, StartOptions, Stats,
+};
+use radixstate_replay::{Engine, Habits, Random, Scheduler, Seen, Sequences};
 
+const HABITS: Habits = Habits {
+    chunk: (LEGAL, LEGAL),
+    draft: 4,
+    most_out: 4,
+    rush: 2,
+    whole: 2,
+    track: 100,
+    abort: 100,
+    drop_pending: 50,
+};
 const SEED: u64 = 28_185;
 
 #[derive(Clone, Copy)]
@@ -58,70 +67,141 @@ fn config(kv: usize, active: usize, checkpoints: usize) -> Config {
         PoolConfig::internal(u32::try_from(capacity).expect("a pool has 32-bit ids"))
     };
     Config {
-        page_size: prompts::PAGE as u32,
-        checkpoint_stride: prompts::LEGAL as u32,
+        page_size: PAGE as u32,
+        checkpoint_stride: LEGAL as u32,
         kv: pool(kv),
         active: pool(active),
         checkpoints: pool(checkpoints),
     }
 }
 
-/// Turns, each with its books balanced, and the time that the turns alone took.
-fn run(scheduler: &mut Scheduler, size: Size) -> Duration {
-    let mut spent = Duration::ZERO;
-    for turn in 0..size.turns {
-        let begun = Instant::now();
-        scheduler.turn();
-        spent += begun.elapsed();
-        scheduler.balance();
-        if turn % size.recount == 0 {
-            scheduler.recount();
-        }
-    }
-    spent
+/// A scheduler, who asks it, and how much.
+struct Load {
+    scheduler: Scheduler<Sequences>,
+    prompts: Prompts,
+    arrivals: Random,
+    size: Size,
 }
 
-/// Ends everything, then prints one line of figures.
-fn conclude(name: &str, size: Size, mut scheduler: Scheduler, spent: Duration) -> scheduler::Seen {
-    let operations = scheduler.operations;
-    scheduler.shut_down();
-    let rate = operations as f64 / spent.as_secs_f64();
-    let Size {
-        concurrent, turns, ..
-    } = size;
-    println!(
-        "load, {name}: {turns} turns of {concurrent} sequences, {operations} operations, {rate:.0} per second, \
-         peak memory {}, digest {:016x}, {:?}",
-        process::peak_memory(),
-        scheduler.cache.digest(),
-        scheduler.seen
-    );
-    scheduler.seen
+impl Load {
+    fn new(config: Config, size: Size, seed: u64) -> Self {
+        Self {
+            scheduler: Scheduler::new(Sequences::new(config), HABITS, seed),
+            prompts: Prompts::new(size.leaves),
+            arrivals: Random::new(seed),
+            size,
+        }
+    }
+
+    fn cache(&mut self) -> &mut Cache {
+        self.scheduler.engine.cache()
+    }
+
+    /// Caches every user's history: one leaf each.
+    fn plant(&mut self) {
+        for user in 0..self.prompts.users {
+            let namespace = self.prompts.namespace(user).clone();
+            let tokens = self.prompts.history(user);
+            plant(self.cache(), &namespace, &tokens);
+        }
+        let (users, pages) = (self.prompts.users, self.prompts.cached_pages());
+        let kv = self.cache().usage(PoolKind::Kv);
+        assert_eq!((kv.evictable, kv.free), (pages, kv.capacity - pages));
+        let checkpoints = self.cache().usage(PoolKind::Checkpoint);
+        assert_eq!(checkpoints.evictable, users, "one checkpoint for each leaf");
+    }
+
+    /// Turns, each with its books balanced, and the time that the turns alone took.
+    fn run(&mut self, turns: usize) -> Duration {
+        let mut spent = Duration::ZERO;
+        for turn in 0..turns {
+            let begun = Instant::now();
+            self.arrive();
+            self.scheduler.turn();
+            spent += begun.elapsed();
+            self.scheduler.balance();
+            if turn % self.size.recount == 0 {
+                self.scheduler.engine.recount();
+            }
+        }
+        spent
+    }
+
+    fn arrive(&mut self) {
+        while self.scheduler.waiting() < 1 + self.size.concurrent / 8 {
+            let (user, tokens) = self.prompts.draw(&mut self.arrivals);
+            let target = tokens.len() + 1 + self.arrivals.below(LEGAL);
+            self.scheduler
+                .submit(self.prompts.namespace(user).clone(), tokens, target);
+        }
+    }
+
+    /// Ends everything, demands every slot, and prints one line of figures.
+    fn conclude(mut self, name: &str, spent: Duration) -> (Seen, Stats) {
+        let operations = self.scheduler.operations;
+        self.scheduler.shut_down();
+        let stats = self.cache().stats();
+        self.cache().evict(PoolKind::Checkpoint, usize::MAX);
+        self.scheduler.engine.recount();
+        for pool in [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint] {
+            let usage = self.cache().usage(pool);
+            assert_eq!(usage.free, usage.capacity, "{pool}: all slots are back");
+        }
+        let rate = operations as f64 / spent.as_secs_f64();
+        let Size {
+            concurrent, turns, ..
+        } = self.size;
+        println!(
+            "load, {name}: {turns} turns of {concurrent} sequences, {operations} operations, \
+             {rate:.0} per second, peak memory {}, digest {:016x}, {:?}, {stats:?}",
+            process::peak_memory(),
+            self.scheduler.engine.cache().digest(),
+            self.scheduler.seen
+        );
+        (self.scheduler.seen, stats)
+    }
+}
+
+/// A request that computes `tokens`, stores the state behind them and ends.
+fn plant(cache: &mut Cache, namespace: &Namespace, tokens: &[u32]) {
+    let started = cache.start(namespace, tokens, StartOptions::default());
+    let sequence = started.expect("it is empty").sequence;
+    cache.loaded(&sequence).expect("it was started just now");
+    let slot = cache
+        .view(&sequence)
+        .expect("it is ours")
+        .slot()
+        .expect("the pool is internal");
+    let reserved = cache.reserve_checkpoint(&sequence, tokens.len(), slot);
+    let Ok(Reservation::Pending(pending)) = reserved else {
+        panic!("{reserved:?}")
+    };
+    let stored = cache.commit(&sequence, pending);
+    assert!(matches!(stored, Ok(Commit::Stored(_))), "{stored:?}");
+    cache.finish(sequence).expect("it is ours");
 }
 
 /// A tree of many leaves, from which requests start and which makes way for them.
 #[test]
 fn many_sequences_over_a_large_tree_leak_nothing() {
     let size = Size::from_environment();
-    let prompts = Prompts::new(size.leaves);
-    let tree = prompts.cached_pages();
-    let config = config(
-        tree + size.concurrent,
-        size.concurrent,
-        size.leaves + size.concurrent / 8,
-    );
-    let mut scheduler = Scheduler::new(config, prompts, size.concurrent, SEED);
-    scheduler.plant();
-    let spent = run(&mut scheduler, size);
-    let seen = conclude("large tree", size, scheduler, spent);
+    let tree = Prompts::new(size.leaves).cached_pages();
+    let states = size.leaves + size.concurrent / 8;
+    let config = config(tree + size.concurrent, size.concurrent, states);
+    let mut load = Load::new(config, size, SEED);
+    load.plant();
+    let spent = load.run(size.turns);
+    let planted = size.leaves as u64;
+    let (seen, stats) = load.conclude("large tree", spent);
     let least = size.concurrent as u64;
     assert!(
-        seen.hits > least && seen.finished > least && seen.stored > least,
-        "{seen:?}"
+        stats.hits > least && seen.finished > least && stats.stored - planted > least,
+        "{seen:?} {stats:?}"
     );
+    let (pages, states) = evicted(&stats);
     assert!(
-        seen.pages_evicted > least && seen.states_evicted > least,
-        "the tree made way: {seen:?}"
+        pages > least && states > least,
+        "the tree made way: {stats:?}"
     );
 }
 
@@ -130,31 +210,35 @@ fn many_sequences_over_a_large_tree_leak_nothing() {
 fn many_sequences_in_small_pools_run_short_everywhere_and_leak_nothing() {
     let size = Size::from_environment();
     let config = config(size.concurrent * 10, size.concurrent, size.concurrent / 8);
-    let mut scheduler =
-        Scheduler::new(config, Prompts::new(size.leaves), size.concurrent, SEED + 1);
-    let half = Size {
-        turns: size.turns / 2,
-        ..size
-    };
-    let mut spent = run(&mut scheduler, half);
-    scheduler.cache.reset();
-    spent += run(&mut scheduler, half);
-    let seen = conclude("small pools", size, scheduler, spent);
+    let mut load = Load::new(config, size, SEED + 1);
+    let mut spent = load.run(size.turns / 2);
+    load.cache().reset();
+    spent += load.run(size.turns / 2);
+    let (seen, stats) = load.conclude("small pools", spent);
     let met = [
         seen.no_active_to_start,
         seen.no_active_to_track,
         seen.no_pages_to_start,
         seen.no_pages_to_grow,
-        seen.no_room,
-        seen.hits,
+        stats.refusals.no_room,
+        stats.hits,
         seen.finished,
         seen.aborted,
         seen.retracted,
         seen.refused,
-        seen.reset,
+        stats.refusals.reset,
     ];
     assert!(
         met.iter().all(|&count| count > 0),
-        "all of it happened: {seen:?}"
+        "all of it happened: {met:?}"
     );
+}
+
+/// Pages and states that made way for others.
+fn evicted(stats: &Stats) -> (u64, u64) {
+    let (pages, slots) = (stats.evictions.for_kv, stats.evictions.for_checkpoint);
+    (
+        (pages.kv + slots.kv) as u64,
+        (pages.checkpoints + slots.checkpoints) as u64,
+    )
 }

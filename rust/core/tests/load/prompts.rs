@@ -2,7 +2,7 @@
 
 use radixstate::Namespace;
 
-use crate::random::Random;
+use radixstate_replay::Random;
 
 pub(crate) const PAGE: usize = 16;
 /// Depths at which a checkpoint may stand.

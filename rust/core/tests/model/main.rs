@@ -1,11 +1,9 @@
 //! Operations on the cache and on a naive one: equal results, equal pools, equal counters, equal
 //! eviction order, and a clean `check()` after every step.
 
-mod both;
 mod corpus;
-mod decode;
-mod naive;
-mod ops;
+mod differential;
+mod oracle;
 mod proptests;
 mod recorded;
 mod replay;

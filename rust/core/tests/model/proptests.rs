@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngSeed, TestRunner};
 use radixstate::{Config, PoolConfig, PoolKind, StartOptions, Stats};
 
-use crate::both;
-use crate::ops::{Depth, Op, Wrong};
+use crate::differential;
+use radixstate_replay::{Depth, Op, Wrong};
 
 /// A geometry, and pools small enough to run short.
 fn config() -> impl Strategy<Value = Config> {
@@ -210,7 +210,7 @@ fn the_cache_and_the_naive_one_agree_after_every_operation() {
     let met = RefCell::new(Met::default());
     let strategy = (config(), operations(), any::<bool>());
     let result = TestRunner::new(runner).run(&strategy, |(config, ops, by_page)| {
-        let stats = both::run(config, &ops, by_page);
+        let stats = differential::run(config, &ops, by_page);
         met.borrow_mut().add(&stats);
         Ok(())
     });

@@ -7,12 +7,10 @@
 use std::fmt::Write;
 
 use arbitrary::Unstructured;
-
 use radixstate::{Config, PoolConfig};
+use radixstate_replay::{Op, decode};
 
-use crate::both::Both;
-use crate::decode;
-use crate::ops::Op;
+use crate::differential::Both;
 use crate::soak::draw;
 
 const OPERATIONS: usize = 600;

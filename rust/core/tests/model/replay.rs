@@ -2,11 +2,11 @@
 
 use radixstate::Stats;
 
-use crate::both;
-use crate::decode::decode;
+use crate::differential;
+use radixstate_replay::decode::decode;
 
 /// Runs the operations that bytes mean; any bytes do.
 pub(crate) fn replay(bytes: &[u8]) -> Option<Stats> {
     let (config, ops, by_page) = decode(bytes).ok()?;
-    Some(both::run(config, &ops, by_page))
+    Some(differential::run(config, &ops, by_page))
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use arbitrary::Unstructured;
 use radixstate::PoolKind;
 
-use crate::both::Both;
-use crate::decode;
+use crate::differential::Both;
+use radixstate_replay::decode;
 
 /// Operations on one cache, from small to large.
 const OPERATIONS: usize = 400;

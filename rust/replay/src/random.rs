@@ -1,15 +1,16 @@
 //! Repeatable choices.
 
 /// xorshift64*: small, and the same everywhere.
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The same numbers for the same seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     /// A number below `n`; 0 for `n` = 0.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -17,12 +18,13 @@ impl Random {
         high % n.max(1)
     }
 
-    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
     /// Few different tokens, so that prefixes collide.
-    pub(crate) fn token(&mut self) -> u32 {
+    pub fn token(&mut self) -> u32 {
         u32::from(self.one_in(8))
     }
 }

@@ -1,11 +1,16 @@
-//! Operations as data.
+//! Calls as data.
+
+#![expect(
+    missing_docs,
+    reason = "variants and fields are named after the methods and their arguments"
+)]
 
 use radixstate::{PoolKind, StartOptions};
 
 /// One operation; `Serve` and `Wrong` are several. A number that names a live thing is taken modulo
 /// how many there are.
 #[derive(Debug, Clone)]
-pub(crate) enum Op {
+pub enum Op {
     Start {
         tenant: bool,
         tokens: Vec<u32>,
@@ -74,7 +79,7 @@ pub(crate) enum Op {
 
 /// A call that breaks a rule whatever the cache holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Wrong {
+pub enum Wrong {
     EmptyPrompt,
     OtherCache,
     OtherPending,
@@ -83,14 +88,14 @@ pub(crate) enum Wrong {
 
 /// A depth to checkpoint: the deepest legal one of what is written, or one that may break a rule.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Depth {
+pub enum Depth {
     Deepest,
     Legal(usize),
     Any(usize),
 }
 
 impl Depth {
-    pub(crate) fn pick(self, legal: usize, written: usize) -> usize {
+    pub fn pick(self, legal: usize, written: usize) -> usize {
         match self {
             Self::Deepest => written / legal * legal,
             Self::Legal(n) => n * legal,

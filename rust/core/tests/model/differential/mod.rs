@@ -1,7 +1,7 @@
 //! The real cache and the naive one, driven together: equal results, equal pools, equal counters,
 //! equal eviction order.
 
-mod wrong;
+mod misuses;
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use radixstate::{
     Published, Reservation, Sequence, Skip, StartOptions, Started, Stats, Step, Stored, Usage,
 };
 
-use crate::naive::{Found, Fresh, Naive, Published as Expected, Reserved};
-use crate::ops::{Depth, Op};
+use crate::oracle::{Found, Fresh, Naive, Published as Expected, Reserved};
+use radixstate_replay::{Depth, Op};
 
 /// Ends every prompt of a probe, so that a checkpoint at the end of the cached part can be hit.
 const END: u32 = 9;

@@ -7,13 +7,13 @@
 use arbitrary::{Result, Unstructured};
 use radixstate::{Config, PoolConfig, PoolKind, StartOptions};
 
-use crate::ops::{Depth, Op, Wrong};
+use crate::op::{Depth, Op, Wrong};
 
 /// A longer input only repeats itself; the naive cache is slow.
 const MOST_OPERATIONS: usize = 200;
 
 /// A configuration, operations, and whether the cache is emptied by pages.
-pub(crate) fn decode(bytes: &[u8]) -> Result<(Config, Vec<Op>, bool)> {
+pub fn decode(bytes: &[u8]) -> Result<(Config, Vec<Op>, bool)> {
     let mut bytes = Unstructured::new(bytes);
     let (config, by_page) = (config(&mut bytes)?, bytes.arbitrary()?);
     let mut ops = Vec::new();
@@ -24,7 +24,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Config, Vec<Op>, bool)> {
 }
 
 /// A geometry, and pools small enough to run short.
-pub(crate) fn config(bytes: &mut Unstructured<'_>) -> Result<Config> {
+pub fn config(bytes: &mut Unstructured<'_>) -> Result<Config> {
     let page_size = bytes.int_in_range(1..=4_u32)?;
     let checkpoint_stride = bytes.int_in_range(1..=6_u32)?;
     // More than the pages up to the first legal depth: the cache refuses less.
@@ -57,7 +57,7 @@ pub(crate) fn config(bytes: &mut Unstructured<'_>) -> Result<Config> {
 }
 
 /// One operation; whole requests are the most frequent, since little happens without them.
-pub(crate) fn operation(bytes: &mut Unstructured<'_>) -> Result<Op> {
+pub fn operation(bytes: &mut Unstructured<'_>) -> Result<Op> {
     match bytes.int_in_range(0..=127_u8)? {
         kind @ 0..84 => request(kind, bytes),
         kind => engine(kind, bytes),

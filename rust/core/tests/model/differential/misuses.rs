@@ -4,7 +4,7 @@
 use radixstate::{Cache, Error, Misuse, Namespace, PoolKind, StartOptions, Started};
 
 use super::{Both, Waiting, pick};
-use crate::ops::Wrong;
+use radixstate_replay::Wrong;
 
 impl Both {
     pub(super) fn wrong(&mut self, wrong: Wrong, n: usize) -> Option<()> {

@@ -1,0 +1,19 @@
+//! What drives a prefix cache, for tests, fuzzing and measurements.
+//!
+//! [`Op`] is a call as data; [`decode`] reads calls from any bytes. [`Scheduler`] serves requests
+//! through an [`Engine`]: [`Sequences`] lets the cache hand out pages and slots, [`Leases`] has
+//! allocators of its own and a fake device that knows what every row holds.
+
+pub mod decode;
+mod device;
+mod leases;
+mod op;
+mod random;
+mod scheduler;
+mod sequences;
+
+pub use leases::Leases;
+pub use op::{Depth, Op, Wrong};
+pub use random::Random;
+pub use scheduler::{Admitted, End, Engine, Habits, Outcome, Running, Scheduler, Seen, Waiting};
+pub use sequences::Sequences;
