@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use radixstate::{Cache, Commit, Config, Lease, Match, Misuse, PoolKind, Published, Reservation};
 
 use crate::device::{Device, Run, Work};
-use crate::scheduler::{Admitted, End, Engine, Outcome, Running, Seen, Waiting};
+use crate::scheduler::{End, Engine, Running, Seen, Waiting};
 
 /// What the engine keeps for a running request.
 pub struct Held {
@@ -158,7 +158,7 @@ impl Engine for Leases {
         waiting: &Waiting,
         _: Option<usize>,
         seen: &mut Seen,
-    ) -> Result<Admitted<Held>, PoolKind> {
+    ) -> Result<(Held, Match), PoolKind> {
         let slot = self.free_slots.pop().ok_or(PoolKind::Active)?;
         let (lease, matched) = self.lease(waiting, seen);
         let pages = self.cache.lease_pages(&lease).expect("it is ours");
@@ -180,7 +180,7 @@ impl Engine for Leases {
             pages,
             source: slot,
         };
-        Ok(Admitted { held, matched })
+        Ok((held, matched))
     }
 
     fn free_pages(&mut self) -> usize {
@@ -236,7 +236,7 @@ impl Engine for Leases {
         depth: usize,
         keep: bool,
         seen: &mut Seen,
-    ) -> Outcome {
+    ) -> Option<Commit> {
         let Running { tokens, held, .. } = request;
         let prefix = tokens[..depth].to_vec();
         let pending = match self
@@ -244,13 +244,13 @@ impl Engine for Leases {
             .reserve(&held.lease, &prefix)
             .expect("a legal depth")
         {
-            Reservation::Skipped(skip) => return Outcome::Skipped(skip),
+            Reservation::Skipped(skip) => return Some(Commit::Skipped(skip)),
             Reservation::Pending(pending) => pending,
         };
         let dst = pending.slot();
         self.device.checkpoints[dst as usize] = None;
         if !keep {
-            return Outcome::Dropped;
+            return None;
         }
         self.enqueue(Work::Encode {
             src: held.source,
@@ -269,10 +269,7 @@ impl Engine for Leases {
         held.pages.splice(table, canonical);
         seen.duplicates += duplicates.len() as u64;
         self.defer(duplicates, Vec::new());
-        match outcome {
-            Commit::Stored(stored) => Outcome::Stored(stored),
-            Commit::Skipped(skip) => Outcome::Skipped(skip),
-        }
+        Some(outcome)
     }
 
     fn end(&mut self, held: Held, end: End) {
@@ -296,10 +293,6 @@ impl Engine for Leases {
         let free: Vec<Deferred> = self.deferred.extract_if(.., is_free).collect();
         free.into_iter()
             .for_each(|Deferred { pages, slots, .. }| self.free(pages, slots));
-    }
-
-    fn balance(&mut self, _: &[Running<Held>]) {
-        self.recount();
     }
 
     /// No page is both free here and owned by the cache, either.

@@ -15,5 +15,5 @@ mod sequences;
 pub use leases::Leases;
 pub use op::{Depth, Op, Wrong};
 pub use random::Random;
-pub use scheduler::{Admitted, End, Engine, Habits, Outcome, Running, Scheduler, Seen, Waiting};
+pub use scheduler::{End, Engine, Habits, Running, Scheduler, Seen, Waiting};
 pub use sequences::Sequences;

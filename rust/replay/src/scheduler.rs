@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use radixstate::{Cache, Match, Namespace, PoolKind, Skip, Stored};
+use radixstate::{Cache, Commit, Match, Namespace, PoolKind, Skip, Stored};
 
 use crate::random::Random;
 
@@ -39,15 +39,6 @@ pub struct Running<H> {
     pub held: H,
 }
 
-/// What a request got when it started.
-#[derive(Debug)]
-pub struct Admitted<H> {
-    /// The handles that the engine keeps for it.
-    pub held: H,
-    /// What it reuses.
-    pub matched: Match,
-}
-
 /// How a request ends.
 #[derive(Debug, Clone, Copy)]
 pub enum End {
@@ -59,17 +50,6 @@ pub enum End {
     Drop,
 }
 
-/// What became of a checkpoint.
-#[derive(Debug)]
-pub enum Outcome {
-    /// It can be hit when its step has retired.
-    Stored(Stored),
-    /// There was no room, no need or no way.
-    Skipped(Skip),
-    /// The slot was reserved and given back.
-    Dropped,
-}
-
 /// How a scheduler's requests reach the cache. Shortages name the pool that is short.
 pub trait Engine {
     /// What it keeps for a running request.
@@ -79,7 +59,7 @@ pub trait Engine {
     fn cache(&mut self) -> &mut Cache;
 
     /// A step has begun: what is enqueued from now on belongs to it.
-    fn begin(&mut self, step: u64);
+    fn begin(&mut self, _step: u64) {}
 
     /// Pins what the request reuses, and takes a slot.
     ///
@@ -91,7 +71,7 @@ pub trait Engine {
         waiting: &Waiting,
         reserve: Option<usize>,
         seen: &mut Seen,
-    ) -> Result<Admitted<Self::Held>, PoolKind>;
+    ) -> Result<(Self::Held, Match), PoolKind>;
 
     /// Positions in which running requests could grow if another one started, in pages.
     fn free_pages(&mut self) -> usize;
@@ -118,26 +98,28 @@ pub trait Engine {
     fn run(&mut self, request: &mut Running<Self::Held>, to: usize, legal: usize) -> bool;
 
     /// Stores the state at `depth`, which [`run`](Self::run) said can be stored; or only reserves
-    /// its slot.
+    /// its slot, and gives it back.
     fn checkpoint(
         &mut self,
         request: &mut Running<Self::Held>,
         depth: usize,
         keep: bool,
         seen: &mut Seen,
-    ) -> Outcome;
+    ) -> Option<Commit>;
 
     /// Gives everything back.
     fn end(&mut self, held: Self::Held, end: End);
 
     /// The device runs the oldest step that it has not run.
-    fn execute(&mut self);
+    fn execute(&mut self) {}
 
-    /// A step has retired; `oldest` is the oldest that has not.
-    fn retired(&mut self, oldest: Option<u64>);
+    /// A step has retired; `_oldest` is the oldest that has not.
+    fn retired(&mut self, _oldest: Option<u64>) {}
 
-    /// Demands that the counters equal what is known to be out, in constant time for each request.
-    fn balance(&mut self, running: &[Running<Self::Held>]);
+    /// Demands that the counters equal what is known to be out; may be quicker than a recount.
+    fn balance(&mut self, _running: &[Running<Self::Held>]) {
+        self.recount();
+    }
 
     /// Demands every invariant, recomputed from nothing.
     fn recount(&mut self);
@@ -314,14 +296,13 @@ impl<E: Engine> Scheduler<E> {
         self.operations += 1;
         let whole = self.random.one_in(self.habits.whole);
         let reserve = (!whole).then(|| waiting.tokens.len().min(self.habits.chunk.1));
-        let Admitted { held, matched } = match self.engine.start(waiting, reserve, &mut self.seen) {
-            Ok(admitted) => admitted,
-            Err(PoolKind::Active) => {
-                self.seen.no_active_to_start += 1;
-                return false;
-            }
-            Err(_) => {
-                self.seen.no_pages_to_start += 1;
+        let (held, matched) = match self.engine.start(waiting, reserve, &mut self.seen) {
+            Ok(started) => started,
+            Err(pool) => {
+                match pool {
+                    PoolKind::Active => self.seen.no_active_to_start += 1,
+                    _ => self.seen.no_pages_to_start += 1,
+                }
                 return false;
             }
         };
@@ -424,19 +405,19 @@ impl<E: Engine> Scheduler<E> {
             .engine
             .checkpoint(&mut self.running[n], depth, keep, &mut self.seen)
         {
-            Outcome::Stored(stored) => {
+            Some(Commit::Stored(stored)) => {
                 let step = self.launched.back_mut().expect("a turn has begun a step");
                 assert_eq!(stored.step, Some(step.id.id()));
                 step.stored.push(stored);
             }
-            Outcome::Skipped(skip) => assert!(
+            Some(Commit::Skipped(skip)) => assert!(
                 matches!(
                     skip,
                     Skip::NoRoom(_) | Skip::Reset | Skip::Duplicate | Skip::NotReady
                 ),
                 "a scheduler that stores at legal depths: {skip:?}"
             ),
-            Outcome::Dropped => {}
+            None => {}
         }
     }
 

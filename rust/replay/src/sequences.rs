@@ -1,11 +1,11 @@
 //! An engine whose pages and slots are the cache's: it runs sequences.
 
 use radixstate::{
-    Cache, Commit, Config, Error, PoolKind, Reservation, Sequence, Shortage, StartOptions, Started,
-    Usage,
+    Cache, Commit, Config, Error, Match, PoolKind, Reservation, Sequence, Shortage, StartOptions,
+    Started, Usage,
 };
 
-use crate::scheduler::{Admitted, End, Engine, Outcome, Running, Seen, Waiting};
+use crate::scheduler::{End, Engine, Running, Seen, Waiting};
 
 const POOLS: [PoolKind; 3] = [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint];
 
@@ -51,14 +51,12 @@ impl Engine for Sequences {
         &mut self.cache
     }
 
-    fn begin(&mut self, _: u64) {}
-
     fn start(
         &mut self,
         waiting: &Waiting,
         reserve: Option<usize>,
         _: &mut Seen,
-    ) -> Result<Admitted<Held>, PoolKind> {
+    ) -> Result<(Held, Match), PoolKind> {
         let options = StartOptions {
             reserve,
             ..StartOptions::default()
@@ -69,13 +67,11 @@ impl Engine for Sequences {
         let Started {
             sequence, matched, ..
         } = started.map_err(short)?;
-        Ok(Admitted {
-            held: Held {
-                sequence,
-                loaded: false,
-            },
-            matched,
-        })
+        let held = Held {
+            sequence,
+            loaded: false,
+        };
+        Ok((held, matched))
     }
 
     fn free_pages(&mut self) -> usize {
@@ -126,24 +122,18 @@ impl Engine for Sequences {
         depth: usize,
         keep: bool,
         _: &mut Seen,
-    ) -> Outcome {
+    ) -> Option<Commit> {
         let sequence = &request.held.sequence;
         let view = self.cache.view(sequence).expect("it is ours");
         let slot = view.slot().expect("the pool is internal");
         let reserved = self.cache.reserve_checkpoint(sequence, depth, slot);
         let pending = match reserved.expect("the slot is loaded") {
-            Reservation::Skipped(skip) => return Outcome::Skipped(skip),
-            Reservation::Pending(_) if !keep => return Outcome::Dropped,
+            Reservation::Skipped(skip) => return Some(Commit::Skipped(skip)),
+            Reservation::Pending(_) if !keep => return None,
             Reservation::Pending(pending) => pending,
         };
-        match self
-            .cache
-            .commit(sequence, pending)
-            .expect("reserved just now")
-        {
-            Commit::Stored(stored) => Outcome::Stored(stored),
-            Commit::Skipped(skip) => Outcome::Skipped(skip),
-        }
+        let committed = self.cache.commit(sequence, pending);
+        Some(committed.expect("reserved just now"))
     }
 
     fn end(&mut self, held: Held, end: End) {
@@ -153,10 +143,6 @@ impl Engine for Sequences {
             End::Drop => drop(held.sequence),
         }
     }
-
-    fn execute(&mut self) {}
-
-    fn retired(&mut self, _: Option<u64>) {}
 
     fn balance(&mut self, running: &[Running<Held>]) {
         let [kv, active, checkpoints] = POOLS.map(|pool| self.cache.usage(pool));
