@@ -35,7 +35,7 @@ const SEED: u64 = 28_185;
 #[derive(Clone, Copy)]
 struct Size {
     leaves: usize,
-    /// Sequences that run at once when there is room.
+    /// Sequences that could run at once.
     concurrent: usize,
     turns: usize,
     /// Turns from one whole recount to the next: it costs as much as the tree is large.
@@ -209,7 +209,9 @@ fn many_sequences_over_a_large_tree_leak_nothing() {
 #[test]
 fn many_sequences_in_small_pools_run_short_everywhere_and_leak_nothing() {
     let size = Size::from_environment();
-    let config = config(size.concurrent * 10, size.concurrent, size.concurrent / 8);
+    // Slots run out when the cache is young, pages when requests have grown.
+    let (pages, slots) = (size.concurrent * 7, size.concurrent * 5 / 8);
+    let config = config(pages, slots, size.concurrent / 8);
     let mut load = Load::new(config, size, SEED + 1);
     let mut spent = load.run(size.turns / 2);
     load.cache().reset();
