@@ -3,7 +3,9 @@
 use std::num::NonZeroUsize;
 
 use pyo3::prelude::*;
-use radixstate_codec::{Checkpoint, Layout, Pair, Shape, Spec, StateType, Window};
+use radixstate_codec::{
+    Checkpoint, Dtype, Format, Layout, Pair, Row, Shape, Spec, SpecError, StateType, Window,
+};
 
 use crate::errors::{Class, Failure, Result};
 use crate::fork;
@@ -58,9 +60,9 @@ impl CodecPlan {
         conv: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
     ) -> Result<Self> {
         let layout = parse_layout(layout)?;
+        let format = parse_format(format)?;
         let active = Active::new(Layers::new("active", active)?, layout)?;
         let checkpoint = Layers::new("checkpoint", checkpoint)?;
-        checkpoint.expect_slot_shape("checkpoint", &active.layers.shape()[1..])?;
         let scale = scale.map(|scale| Layers::new("scale", scale)).transpose()?;
         let kept = active.checkpoint(format, &checkpoint, scale.as_ref())?;
         let mut windows = Vec::with_capacity(conv.len());
@@ -74,7 +76,7 @@ impl CodecPlan {
             state: active.state,
             layout,
             shape: active.shape,
-            active: active.layers.pool("active")?,
+            active: active.layers.strided("active")?,
             checkpoint: kept,
             windows,
         };
@@ -162,39 +164,41 @@ impl Active {
         })
     }
 
-    /// The checkpoint pool in its format, with the dtypes that the format asks for.
+    /// The checkpoint pool, if its tensors have the rows that the format asks for.
     fn checkpoint(
         &self,
-        format: &str,
-        pool: &Layers,
+        format: Format,
+        kept: &Layers,
         scale: Option<&Layers>,
     ) -> Result<Checkpoint> {
-        let expect = |dtype| {
-            pool.expect_dtype("checkpoint", dtype)?;
-            pool.pool("checkpoint")
+        let &[_, heads, rows, columns] = self.layers.shape() else {
+            unreachable!("`new` refused any other number of dimensions")
         };
-        match (format, scale) {
-            ("native", None) => expect(self.layers.dtype()).map(Checkpoint::Native),
-            ("bf16", None) => expect("bfloat16").map(Checkpoint::Bf16),
-            ("int8", Some(scale)) => {
-                scale.expect_dtype("scale", dtype_name(self.state.scale()))?;
-                scale.expect_slot_shape("scale", &[self.shape.heads, self.shape.d_k])?;
-                Ok(Checkpoint::Int8 {
-                    q: expect("int8")?,
-                    scale: scale.pool("scale")?,
-                })
+        let row = format.row(self.state, columns);
+        expect("checkpoint", kept, &[heads, rows, row.elements], row)?;
+        let scales = match (scale, format.scales(self.state, self.shape)) {
+            (Some(given), Some(row)) => {
+                expect("scale", given, &[heads, row.elements], row)?;
+                Some(given.strided("scale")?)
             }
-            ("int8", None) => Err(misuse(
-                "scale: the int8 format needs a tensor of scales, got none".to_owned(),
-            )),
-            ("native" | "bf16", Some(_)) => Err(misuse(format!(
-                "scale: the {format} format has no scales, a tensor was given"
-            ))),
-            _ => Err(config(format!(
-                "format must be native, bf16 or int8, got {format:?}"
-            ))),
-        }
+            (None, None) => None,
+            (given, _) => {
+                let given = given.is_some();
+                return Err(misuse(SpecError::Scales { format, given }.to_string()));
+            }
+        };
+        Ok(Checkpoint {
+            format,
+            rows: kept.strided("checkpoint")?,
+            scales,
+        })
     }
+}
+
+/// Refuses tensors of another shape of one slot, or of another dtype.
+fn expect(what: &str, layers: &Layers, slot: &[usize], row: Row) -> Result<()> {
+    layers.expect_slot_shape(what, slot)?;
+    layers.expect_dtype(what, dtype_name(row.dtype))
 }
 
 /// A window and the tensors it lies in.
@@ -240,10 +244,21 @@ fn parse_layout(layout: &str) -> Result<Layout> {
     }
 }
 
+fn parse_format(name: &str) -> Result<Format> {
+    let format = Format::ALL.into_iter().find(|format| format.name() == name);
+    format.ok_or_else(|| {
+        let [first @ .., last] = Format::ALL.map(Format::name);
+        config(format!(
+            "format must be {} or {last}, got {name:?}",
+            first.join(", ")
+        ))
+    })
+}
+
 fn parse_state(dtype: &str) -> Result<StateType> {
     [StateType::Bf16, StateType::Fp16, StateType::Fp32]
         .into_iter()
-        .find(|&state| dtype_name(state) == dtype)
+        .find(|&state| dtype_name(state.into()) == dtype)
         .ok_or_else(|| {
             misuse(format!(
                 "active: dtype must be bfloat16, float16 or float32, it is {dtype}"
@@ -251,11 +266,12 @@ fn parse_state(dtype: &str) -> Result<StateType> {
         })
 }
 
-fn dtype_name(state: StateType) -> &'static str {
-    match state {
-        StateType::Bf16 => "bfloat16",
-        StateType::Fp16 => "float16",
-        StateType::Fp32 => "float32",
+fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::Bf16 => "bfloat16",
+        Dtype::Fp16 => "float16",
+        Dtype::Fp32 => "float32",
+        Dtype::Int8 => "int8",
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use radixstate_codec::{Pair, PairError, Plan, Pool, Spec};
+use radixstate_codec::{Pair, PairError, Plan, Spec, Strided};
 
 use crate::errors::{Class, Failure, Result};
 
@@ -200,8 +200,8 @@ impl Layers {
         )))
     }
 
-    /// `[slots, ..., row]` as a pool; what the shape has between slots and row is heads, then rows.
-    pub(crate) fn pool(&self, what: &str) -> Result<Pool> {
+    /// `[slots, ..., row]` as strided memory: between slots and row the shape has heads, then rows.
+    pub(crate) fn strided(&self, what: &str) -> Result<Strided> {
         let (Some(&row), Some(&inner)) = (self.shape.last(), self.strides.last()) else {
             return Err(misuse(format!(
                 "{what}: a layer has its slots as first dimension, this one has none"
@@ -212,12 +212,12 @@ impl Layers {
                 "{what}: the last dimension must be contiguous, its stride is {inner} bytes"
             )));
         }
-        Ok(self.pool_with(self.strides[1], self.strides.get(2).copied().unwrap_or(0)))
+        Ok(self.strided_with(self.strides[1], self.strides.get(2).copied().unwrap_or(0)))
     }
 
-    /// `[slots, ...]` as a pool of bytes: what follows the slots is dense, in any order of
-    /// dimensions.
-    pub(crate) fn window(&self, what: &str) -> Result<(Pool, usize)> {
+    /// `[slots, ...]` as strided memory and the bytes of a slot, which is dense: its dimensions may
+    /// be in any order.
+    pub(crate) fn window(&self, what: &str) -> Result<(Strided, usize)> {
         let mut dimensions = self.inner_dimensions();
         dimensions.sort_unstable();
         let mut bytes = self.element_bytes;
@@ -229,7 +229,7 @@ impl Layers {
             }
             bytes *= size;
         }
-        Ok((self.pool_with(0, 0), bytes))
+        Ok((self.strided_with(0, 0), bytes))
     }
 
     /// (stride, size) of the dimensions after the slots; those of size 1 are left out, since their
@@ -244,8 +244,8 @@ impl Layers {
         dimensions.filter(|&(_, size)| size > 1).collect()
     }
 
-    fn pool_with(&self, head_stride: usize, row_stride: usize) -> Pool {
-        Pool {
+    fn strided_with(&self, head_stride: usize, row_stride: usize) -> Strided {
+        Strided {
             layers: self.addresses.clone(),
             slots: self.shape.first().copied().unwrap_or(0),
             slot_stride: self.strides.first().copied().unwrap_or(0),

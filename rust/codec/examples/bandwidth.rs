@@ -13,7 +13,9 @@
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use radixstate_codec::{Backend, Checkpoint, Layout, Pair, Plan, Pool, Shape, Spec, StateType};
+use radixstate_codec::{
+    Backend, Checkpoint, Format, Layout, Pair, Plan, Shape, Spec, StateType, Strided,
+};
 
 const LAYERS: usize = 36;
 const SHAPE: Shape = Shape {
@@ -42,7 +44,7 @@ impl Buffer {
     }
 
     /// The buffer as a contiguous pool whose heads have rows of `columns` elements.
-    fn pool(&mut self, columns: usize, rows: usize, bytes: usize) -> Pool {
+    fn pool(&mut self, columns: usize, rows: usize, bytes: usize) -> Strided {
         let row_stride = columns * bytes;
         let head_stride = rows * row_stride;
         let slot_stride = SHAPE.heads * head_stride;
@@ -50,7 +52,7 @@ impl Buffer {
         let layers = (0..LAYERS)
             .map(|layer| base + layer * (SLOTS + 1) * slot_stride)
             .collect();
-        Pool {
+        Strided {
             layers,
             slots: SLOTS + 1,
             slot_stride,
@@ -124,9 +126,10 @@ impl Bench {
             layout,
             shape: SHAPE,
             active: active.pool(columns, rows, state.bytes()),
-            checkpoint: Checkpoint::Int8 {
-                q: q.pool(columns, rows, 1),
-                scale: scale.pool(SHAPE.d_k, 1, state.scale().bytes()),
+            checkpoint: Checkpoint {
+                format: Format::Int8,
+                rows: q.pool(columns, rows, 1),
+                scales: Some(scale.pool(SHAPE.d_k, 1, state.scale().bytes())),
             },
             windows: Vec::new(),
         };
@@ -160,12 +163,13 @@ impl Bench {
             let (from, to) = (&from.0[part.clone()][..bytes], &mut to.0[part][..bytes]);
             Round {
                 memcpy: rate(2 * bytes, &mut || copy(from, to, threads.get())),
-                // SAFETY: the pools lie within the buffers of `self`, which nobody else uses now.
                 store: rate(moved, &mut || {
-                    drop(unsafe { plan.store(&stored, threads) }.expect("the pairs are sound"))
+                    // SAFETY: the pools lie within the buffers of `self`, which nobody else uses now.
+                    let finite = unsafe { plan.store(&stored, threads) };
+                    drop(finite.expect("the pairs are sound"));
                 }),
-                // SAFETY: as above.
                 load: rate(moved, &mut || {
+                    // SAFETY: as above.
                     unsafe { plan.load(&loaded, threads) }.expect("the pairs are sound")
                 }),
             }

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::simd::{Simd, Task, Write, each};
+use crate::lanes::{Simd, Task, Write, each};
 
 /// Exists only on CPUs with AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! Picks the code for this CPU and the element type of a spec.
+//! Picks the code for this CPU, the element type and the format of a spec.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use crate::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use crate::avx512::Avx512;
 use crate::element::{Bf16, Element, Fp16, Fp32};
-use crate::raw::Share;
-use crate::scalar;
+use crate::format::{Encoding, by_format};
 #[cfg(target_arch = "x86_64")]
-use crate::simd;
+use crate::head;
 use crate::spec::StateType;
+use crate::tiles::Share;
 
 /// Code that fulfils the contract; all do so with the same bits.
 #[derive(Clone, Copy, Debug)]
@@ -75,55 +75,49 @@ impl Backend {
     }
 
     fn store_as<E: Kernel>(self, share: Share<'_>, refuse: impl Fn(usize)) {
-        match self {
-            Self::Scalar => store_scalar::<E>(share, refuse),
+        let spec = share.spec();
+        by_format!(spec.checkpoint.format, spec.state, Encoded => match self {
+            Self::Scalar => store_scalar::<Encoded, E>(share, refuse),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(token) => token.run(simd::Store::<E, _>::new(share, refuse)),
+            Self::Avx2(token) => token.run(head::Store::<Encoded, E, _>::new(share, refuse)),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(token) => token.run(simd::Store::<E, _>::new(share, refuse)),
-        }
+            Self::Avx512(token) => token.run(head::Store::<Encoded, E, _>::new(share, refuse)),
+        });
     }
 
     fn load_as<E: Kernel>(self, share: Share<'_>) {
-        match self {
-            Self::Scalar => load_scalar::<E>(share),
+        let spec = share.spec();
+        by_format!(spec.checkpoint.format, spec.state, Encoded => match self {
+            Self::Scalar => load_scalar::<Encoded, E>(share),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(token) => token.run(simd::Load::<E>::new(share)),
+            Self::Avx2(token) => token.run(head::Load::<Encoded, E>::new(share)),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(token) => token.run(simd::Load::<E>::new(share)),
-        }
+            Self::Avx512(token) => token.run(head::Load::<Encoded, E>::new(share)),
+        });
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-use Element as Kernel;
 /// What an element type needs for every backend of this CPU.
 #[cfg(target_arch = "x86_64")]
-use simd::Lanes as Kernel;
+use crate::lanes::Lanes as Kernel;
+#[cfg(not(target_arch = "x86_64"))]
+use Element as Kernel;
 
-fn store_scalar<E: Element>(mut share: Share<'_>, refuse: impl Fn(usize)) {
-    let spec = share.spec();
+fn store_scalar<F: Encoding, E: Element>(mut share: Share<'_>, refuse: impl Fn(usize)) {
+    let layout = share.spec().layout;
     while let Some(item) = share.next_head() {
         let pair = item.pair;
-        if !scalar::store::<E>(spec, item) {
+        if !F::store::<E>(layout, item) {
             refuse(pair);
         }
     }
-    copy_windows(share);
+    share.copy_windows();
 }
 
-fn load_scalar<E: Element>(mut share: Share<'_>) {
-    let spec = share.spec();
+fn load_scalar<F: Encoding, E: Element>(mut share: Share<'_>) {
+    let layout = share.spec().layout;
     while let Some(item) = share.next_head() {
-        scalar::load::<E>(spec, item);
+        F::load::<E>(layout, item);
     }
-    copy_windows(share);
-}
-
-/// Copies what is left of a share when its heads are done. Windows are small; `memcpy` serves every
-/// backend.
-pub(crate) fn copy_windows(mut share: Share<'_>) {
-    while let Some((source, target)) = share.next_window() {
-        target.copy_from_slice(source);
-    }
+    share.copy_windows();
 }

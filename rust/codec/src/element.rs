@@ -1,11 +1,4 @@
-//! Numbers as bit patterns: reading, rounding, and the arithmetic of one channel. Knows no SIMD and
-//! no pools.
-
-/// Smallest amax that a scale is made from, so that no scale is zero.
-pub(crate) const SMALLEST_AMAX: f32 = 1e-8;
-
-/// Steps of the scale from zero to the largest quantized value.
-pub(crate) const STEPS: f32 = 127.0;
+//! Numbers as bit patterns: reading and rounding. Knows no SIMD, no pools and no formats.
 
 /// An element type of states or scales. Bit patterns are held in the low bits of a `u32`.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
@@ -26,6 +19,10 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// Bits without the sign: ordered like absolute values, with NaN above Inf above finite.
     fn abs(bits: u32) -> u32 {
         bits & (u32::MAX >> (33 - 8 * Self::BYTES))
+    }
+
+    fn is_finite(bits: u32) -> bool {
+        Self::abs(bits) <= Self::LARGEST
     }
 }
 
@@ -145,33 +142,6 @@ fn write_u16(bits: u32, bytes: &mut [u8]) {
     bytes.copy_from_slice(&bits.to_ne_bytes());
 }
 
-/// Bits of the scale of a channel whose largest absolute value has the bits `amax`.
-pub(crate) fn scale<E: Element>(amax: u32) -> u32 {
-    if amax > E::LARGEST {
-        return E::Scale::NAN;
-    }
-    let scale = E::Scale::round(E::to_f32(amax).max(SMALLEST_AMAX) / STEPS);
-    let reloaded = E::round(STEPS * E::Scale::to_f32(scale));
-    if reloaded > E::LARGEST {
-        scale - 1
-    } else {
-        scale
-    }
-}
-
-/// One quantized element. A NaN scale gives zero.
-pub(crate) fn quantize(value: f32, scale: f32) -> i8 {
-    if scale.is_nan() {
-        return 0;
-    }
-    (value / scale).round_ties_even().clamp(-STEPS, STEPS) as i8
-}
-
-/// Bits of one reloaded element.
-pub(crate) fn dequantize<E: Element>(q: i8, scale: f32) -> u32 {
-    E::round(f32::from(q) * scale)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,61 +180,5 @@ mod tests {
         }
         check::<Bf16>();
         check::<Fp16>();
-    }
-
-    #[test]
-    fn only_the_largest_finite_amax_needs_the_smaller_scale() {
-        fn smaller<E: Element>(amax: u32) -> bool {
-            scale::<E>(amax) != E::Scale::round(E::to_f32(amax).max(SMALLEST_AMAX) / STEPS)
-        }
-        assert!((0..Bf16::LARGEST).all(|amax| !smaller::<Bf16>(amax)));
-        assert!(smaller::<Bf16>(Bf16::LARGEST));
-        assert!((0..=Fp16::LARGEST).all(|amax| !smaller::<Fp16>(amax)));
-        assert!((Fp32::LARGEST - 100_000..Fp32::LARGEST).all(|amax| !smaller::<Fp32>(amax)));
-        assert!(smaller::<Fp32>(Fp32::LARGEST));
-    }
-
-    #[test]
-    fn every_finite_channel_reloads_finite_and_within_half_a_step() {
-        fn check<E: Element>(amax: u32) {
-            let s = E::Scale::to_f32(scale::<E>(amax));
-            let x = E::to_f32(amax);
-            let back = E::to_f32(dequantize::<E>(quantize(x, s), s));
-            assert!(s > 0.0 && back.is_finite(), "amax {amax:#x}");
-            // Half a step, then rounding of the scale (2^-9 of 127 steps) and of the result.
-            let bound = f64::from(s) * (0.5 + 127.0 / 256.0) + f64::from(x) / 256.0;
-            assert!(
-                (f64::from(x) - f64::from(back)).abs() <= bound,
-                "amax {amax:#x}"
-            );
-        }
-        (0..=Bf16::LARGEST).for_each(check::<Bf16>);
-        (0..=Fp16::LARGEST).for_each(check::<Fp16>);
-        (0..=Fp32::LARGEST).step_by(9973).for_each(check::<Fp32>);
-        check::<Fp32>(Fp32::LARGEST);
-    }
-
-    #[test]
-    fn storing_a_loaded_element_again_with_its_scale_is_exact() {
-        fn check<E: Element>(amax: u32, x: u32) {
-            let s = E::Scale::to_f32(scale::<E>(amax));
-            let q = quantize(E::to_f32(x), s);
-            let again = quantize(E::to_f32(dequantize::<E>(q, s)), s);
-            assert_eq!(q, again, "amax {amax:#x}, x {x:#x}");
-        }
-        fn check_channel<E: Element>(amax: u32) {
-            (0..=127)
-                .for_each(|i| check::<E>(amax, E::round(E::to_f32(amax) * (i as f32 / STEPS))));
-            (amax.saturating_sub(40)..=amax).for_each(|x| check::<E>(amax, x));
-        }
-        (0..=Bf16::LARGEST).for_each(check_channel::<Bf16>);
-        (0..=Fp16::LARGEST).for_each(check_channel::<Fp16>);
-        (0..=Fp32::LARGEST)
-            .step_by(99_991)
-            .for_each(check_channel::<Fp32>);
-        check_channel::<Fp32>(Fp32::LARGEST);
-        // Every element of every channel of fp16 subnormals, whose steps are as coarse as the
-        // scale's.
-        (0..1024).for_each(|amax| (0..=amax).for_each(|x| check::<Fp16>(amax, x)));
     }
 }

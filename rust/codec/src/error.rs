@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::spec::Shape;
+use crate::spec::{Format, Shape};
 
 /// Which memory an error speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,13 @@ pub enum SpecError {
     Empty(Shape),
     /// A window has no bytes.
     EmptyWindow,
+    /// The format has scales and none were given, or the reverse.
+    Scales {
+        /// The format of the checkpoint pool.
+        format: Format,
+        /// Whether scales were given.
+        given: bool,
+    },
     /// The number of layers is zero or differs from the active pool's.
     Layers {
         /// The memory in question.
@@ -99,6 +106,15 @@ impl fmt::Display for SpecError {
             }
             Self::EmptyWindow => {
                 f.write_str("a window must have at least 1 byte per slot, this one has 0")
+            }
+            Self::Scales { format, given } => {
+                let format = format.name();
+                let found = if *given {
+                    "has no scales, a tensor was given"
+                } else {
+                    "needs a tensor of scales, got none"
+                };
+                write!(f, "scale: the {format} format {found}")
             }
             Self::Layers {
                 side,

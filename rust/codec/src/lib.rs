@@ -39,23 +39,27 @@
 //! heads of each.
 
 #[cfg(target_arch = "x86_64")]
+mod amax;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod backend;
 mod element;
 mod error;
+mod format;
 #[cfg(target_arch = "x86_64")]
-mod fold;
+mod head;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+mod overlap;
 mod plan;
-mod raw;
-mod region;
-mod scalar;
 #[cfg(target_arch = "x86_64")]
-mod simd;
+mod quotient;
 mod spec;
+mod tiles;
 #[cfg(target_arch = "x86_64")]
-mod steps;
+mod transforms;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
@@ -63,5 +67,7 @@ pub use avx2::Avx2;
 pub use avx512::Avx512;
 pub use backend::Backend;
 pub use error::{PairError, Side, SpecError};
-pub use plan::{Pair, Plan};
-pub use spec::{Checkpoint, Format, Layout, Pool, Shape, Spec, StateType, Window};
+pub use plan::Plan;
+pub use spec::{
+    Checkpoint, Dtype, Format, Layout, Pair, Row, Shape, Spec, StateType, Strided, Window,
+};

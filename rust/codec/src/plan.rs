@@ -6,25 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backend::Backend;
 use crate::error::{PairError, Side, SpecError};
-use crate::raw::{self, Direction, Share};
-use crate::spec::Spec;
+use crate::format;
+use crate::overlap;
+use crate::spec::{HeadBytes, Pair, Spec};
+use crate::tiles::{self, Direction, Share};
 
 /// A thread is worth its start from this many bytes on.
 const BYTES_PER_THREAD: usize = 1 << 20;
-
-/// Where a state comes from and where it goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pair {
-    /// Slot of the pool that is read.
-    pub source: u32,
-    /// Slot of the pool that is written.
-    pub destination: u32,
-}
 
 /// A checked [`Spec`] and the backend that serves it.
 #[derive(Clone, Debug)]
 pub struct Plan {
     spec: Spec,
+    head: HeadBytes,
     backend: Backend,
 }
 
@@ -36,9 +30,11 @@ impl Plan {
     /// When dimensions, layers, slots or strides of the spec contradict each other, or memory
     /// overlaps.
     pub fn new(spec: Spec) -> Result<Self, SpecError> {
-        spec.check()?;
+        let head = format::head_bytes(&spec);
+        overlap::check(&spec, head)?;
         Ok(Self {
             spec,
+            head,
             backend: Backend::fastest(),
         })
     }
@@ -72,8 +68,9 @@ impl Plan {
         self.check_pairs(pairs, Direction::Store)?;
         // SAFETY: the caller owes the same; the spec was checked in `new` and the pairs just now.
         let shares = unsafe {
-            raw::split(
+            tiles::split(
                 &self.spec,
+                self.head,
                 pairs,
                 Direction::Store,
                 self.parts(pairs, threads),
@@ -100,8 +97,9 @@ impl Plan {
         self.check_pairs(pairs, Direction::Load)?;
         // SAFETY: the caller owes the same; the spec was checked in `new` and the pairs just now.
         let shares = unsafe {
-            raw::split(
+            tiles::split(
                 &self.spec,
+                self.head,
                 pairs,
                 Direction::Load,
                 self.parts(pairs, threads),
@@ -113,7 +111,7 @@ impl Plan {
 
     fn check_pairs(&self, pairs: &[Pair], direction: Direction) -> Result<(), PairError> {
         let active = (Side::Active, self.spec.active.slots);
-        let checkpoint = (Side::Checkpoint, self.spec.checkpoint.pool().slots);
+        let checkpoint = (Side::Checkpoint, self.spec.checkpoint.rows.slots);
         let (from, to) = match direction {
             Direction::Store => (active, checkpoint),
             Direction::Load => (checkpoint, active),

@@ -1,7 +1,4 @@
-//! Describes two pools by address. Reads and writes no memory.
-
-use crate::error::{Side, SpecError};
-use crate::region::{self, Extent};
+//! Describes two pools by address. Reads and writes no memory, and imports nothing.
 
 /// Element type of an active state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +32,58 @@ impl StateType {
     }
 }
 
+/// Element type of a tensor of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// 8 bits of exponent, 7 of fraction.
+    Bf16,
+    /// IEEE half.
+    Fp16,
+    /// IEEE single.
+    Fp32,
+    /// A signed byte.
+    Int8,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Int8 => 1,
+            Self::Bf16 | Self::Fp16 => 2,
+            Self::Fp32 => 4,
+        }
+    }
+}
+
+impl From<StateType> for Dtype {
+    fn from(state: StateType) -> Self {
+        match state {
+            StateType::Bf16 => Self::Bf16,
+            StateType::Fp16 => Self::Fp16,
+            StateType::Fp32 => Self::Fp32,
+        }
+    }
+}
+
+/// A contiguous row of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// How many it has.
+    pub elements: usize,
+}
+
+impl Row {
+    /// Bytes of the row.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        self.dtype.bytes() * self.elements
+    }
+}
+
 /// Which dimension of a head's state is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -53,6 +102,21 @@ pub enum Format {
     Bf16,
     /// One byte per element and one scale per k-channel.
     Int8,
+}
+
+impl Format {
+    /// Every format.
+    pub const ALL: [Self; 3] = [Self::Native, Self::Bf16, Self::Int8];
+
+    /// The name that Python uses.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
 }
 
 /// Size of the state of one layer and slot.
@@ -83,7 +147,7 @@ impl Shape {
 /// moves. What has no heads or no rows (scales, windows) leaves that stride 0. No address needs
 /// alignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct Strided {
     /// Address of slot 0 of each layer. The provenance of the memory must be exposed.
     pub layers: Vec<usize>,
     /// Slots, the padding sink included.
@@ -98,52 +162,31 @@ pub struct Pool {
 
 /// A checkpoint pool and its format.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Checkpoint {
-    /// Elements of the state's own type.
-    Native(Pool),
-    /// Elements of bf16.
-    Bf16(Pool),
-    /// Elements of int8, and d_k scales per head.
-    Int8 {
-        /// The quantized elements.
-        q: Pool,
-        /// The scales.
-        scale: Pool,
-    },
+pub struct Checkpoint {
+    /// How it keeps a state.
+    pub format: Format,
+    /// The rows of every head's matrix, as [`Format::row`] describes them.
+    pub rows: Strided,
+    /// What a head has beside its rows, as [`Format::scales`] describes it.
+    pub scales: Option<Strided>,
 }
 
-impl Checkpoint {
-    /// The format of the pool.
-    #[must_use]
-    pub const fn format(&self) -> Format {
-        match self {
-            Self::Native(_) => Format::Native,
-            Self::Bf16(_) => Format::Bf16,
-            Self::Int8 { .. } => Format::Int8,
-        }
-    }
-
-    pub(crate) const fn pool(&self) -> &Pool {
-        match self {
-            Self::Native(pool) | Self::Bf16(pool) | Self::Int8 { q: pool, .. } => pool,
-        }
-    }
-
-    pub(crate) const fn scale(&self) -> Option<&Pool> {
-        match self {
-            Self::Native(_) | Self::Bf16(_) => None,
-            Self::Int8 { scale, .. } => Some(scale),
-        }
-    }
+/// Bytes of one head in a checkpoint pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadBytes {
+    /// Of one row of the matrix.
+    pub(crate) row: usize,
+    /// Beside the rows; 0 in a format without scales.
+    pub(crate) scales: usize,
 }
 
 /// An extra component of a state that is copied as bytes, such as a convolution window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Where running requests keep it.
-    pub active: Pool,
+    pub active: Strided,
     /// Where checkpoints keep it.
-    pub checkpoint: Pool,
+    pub checkpoint: Strided,
     /// Contiguous bytes of one layer and slot.
     pub bytes: usize,
 }
@@ -158,120 +201,18 @@ pub struct Spec {
     /// Size of one layer's state.
     pub shape: Shape,
     /// States of running requests.
-    pub active: Pool,
+    pub active: Strided,
     /// States of cached prefixes.
     pub checkpoint: Checkpoint,
     /// Components that move together with the states.
     pub windows: Vec<Window>,
 }
 
-impl Spec {
-    /// What the codec has to do: a bf16 state in a bf16 pool is copied, NaN bits included.
-    pub(crate) const fn format(&self) -> Format {
-        match (self.checkpoint.format(), self.state) {
-            (Format::Bf16, StateType::Bf16) => Format::Native,
-            (format, _) => format,
-        }
-    }
-
-    /// Bytes of one element in the checkpoint pool.
-    pub(crate) const fn checkpoint_bytes(&self) -> usize {
-        match self.format() {
-            Format::Native => self.state.bytes(),
-            Format::Bf16 => 2,
-            Format::Int8 => 1,
-        }
-    }
-
-    /// Bytes of one head's scales.
-    pub(crate) const fn scale_bytes(&self) -> usize {
-        self.shape.d_k * self.state.scale().bytes()
-    }
-
-    pub(crate) fn check(&self) -> Result<(), SpecError> {
-        let Shape { heads, d_k, d_v } = self.shape;
-        if heads == 0 || d_k == 0 || d_v == 0 {
-            return Err(SpecError::Empty(self.shape));
-        }
-        if self.windows.iter().any(|window| window.bytes == 0) {
-            return Err(SpecError::EmptyWindow);
-        }
-        let mut regions = Vec::new();
-        for (pool, extent) in self.parts() {
-            self.check_counts(pool, extent.side)?;
-            regions.extend(extent.regions(pool)?);
-        }
-        region::check_apart(&regions)
-    }
-
-    /// Everything that the spec describes, and what one layer and slot of it occupies.
-    fn parts(&self) -> Vec<(&Pool, Extent)> {
-        let heads = self.shape.heads;
-        let (rows, columns) = self.shape.matrix(self.layout);
-        let state = |side, bytes| Extent {
-            side,
-            heads,
-            rows,
-            bytes: columns * bytes,
-        };
-        let mut parts = vec![
-            (&self.active, state(Side::Active, self.state.bytes())),
-            (
-                self.checkpoint.pool(),
-                state(Side::Checkpoint, self.checkpoint_bytes()),
-            ),
-        ];
-        if let Some(scale) = self.checkpoint.scale() {
-            parts.push((
-                scale,
-                Extent {
-                    side: Side::Scale,
-                    heads,
-                    rows: 1,
-                    bytes: self.scale_bytes(),
-                },
-            ));
-        }
-        for Window {
-            active,
-            checkpoint,
-            bytes,
-        } in &self.windows
-        {
-            let window = |side| Extent {
-                side,
-                heads: 1,
-                rows: 1,
-                bytes: *bytes,
-            };
-            parts.extend([
-                (active, window(Side::ActiveWindow)),
-                (checkpoint, window(Side::CheckpointWindow)),
-            ]);
-        }
-        parts
-    }
-
-    fn check_counts(&self, pool: &Pool, side: Side) -> Result<(), SpecError> {
-        let (layers, wanted) = (pool.layers.len(), self.active.layers.len());
-        if layers == 0 || layers != wanted {
-            return Err(SpecError::Layers {
-                side,
-                layers,
-                wanted,
-            });
-        }
-        let wanted = match side {
-            Side::Active | Side::ActiveWindow => self.active.slots,
-            Side::Checkpoint | Side::Scale | Side::CheckpointWindow => self.checkpoint.pool().slots,
-        };
-        if pool.slots != wanted {
-            return Err(SpecError::Slots {
-                side,
-                slots: pool.slots,
-                wanted,
-            });
-        }
-        Ok(())
-    }
+/// Where a state comes from and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// Slot of the pool that is read.
+    pub source: u32,
+    /// Slot of the pool that is written.
+    pub destination: u32,
 }

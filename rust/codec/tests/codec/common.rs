@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use radixstate_codec::{
-    Backend, Checkpoint, Format, Layout, Pair, Plan, Pool, Shape, Spec, StateType, Window,
+    Backend, Checkpoint, Format, Layout, Pair, Plan, Shape, Spec, StateType, Strided, Window,
 };
 
 /// What an unwritten byte looks like.
@@ -99,7 +99,7 @@ impl Memory {
 impl Case {
     /// A pool whose layer holds `[slots, heads, rows, row_bytes]`, with `skew` bytes between rows,
     /// heads and slots.
-    fn pool(&self, heads: usize, rows: usize, row_bytes: usize) -> (Memory, Pool) {
+    fn pool(&self, heads: usize, rows: usize, row_bytes: usize) -> (Memory, Strided) {
         let row_stride = row_bytes + self.skew;
         let head_stride = rows * row_stride + self.skew;
         let slot_stride = heads * head_stride + self.skew;
@@ -109,7 +109,7 @@ impl Case {
         let layers = (0..self.layers).map(|i| base + i * layer).collect();
         (
             memory,
-            Pool {
+            Strided {
                 layers,
                 slots: self.slots,
                 slot_stride,
@@ -126,12 +126,12 @@ impl Case {
         }
     }
 
-    pub(crate) fn active(&self) -> (Memory, Pool) {
+    pub(crate) fn active(&self) -> (Memory, Strided) {
         let (rows, columns) = self.matrix();
         self.pool(self.shape.heads, rows, columns * self.state.bytes())
     }
 
-    pub(crate) fn checkpoint(&self) -> (Memory, Pool) {
+    pub(crate) fn checkpoint(&self) -> (Memory, Strided) {
         let (rows, columns) = self.matrix();
         let bytes = match self.format {
             Format::Native => self.state.bytes(),
@@ -141,7 +141,7 @@ impl Case {
         self.pool(self.shape.heads, rows, columns * bytes)
     }
 
-    pub(crate) fn scale(&self) -> (Memory, Pool) {
+    pub(crate) fn scale(&self) -> (Memory, Strided) {
         self.pool(
             self.shape.heads,
             1,
@@ -149,15 +149,21 @@ impl Case {
         )
     }
 
-    pub(crate) fn window(&self) -> (Memory, Pool) {
+    pub(crate) fn window(&self) -> (Memory, Strided) {
         self.pool(1, 1, WINDOW_BYTES)
     }
 
-    pub(crate) fn spec(&self, active: Pool, pool: Pool, scale: Pool, windows: Vec<Window>) -> Spec {
-        let checkpoint = match self.format {
-            Format::Native => Checkpoint::Native(pool),
-            Format::Bf16 => Checkpoint::Bf16(pool),
-            Format::Int8 => Checkpoint::Int8 { q: pool, scale },
+    pub(crate) fn spec(
+        &self,
+        active: Strided,
+        pool: Strided,
+        scale: Strided,
+        windows: Vec<Window>,
+    ) -> Spec {
+        let checkpoint = Checkpoint {
+            format: self.format,
+            rows: pool,
+            scales: (self.format == Format::Int8).then_some(scale),
         };
         Spec {
             state: self.state,
@@ -232,7 +238,7 @@ impl Case {
         let (reloaded_window, reloaded_window_pool) = self.window();
         self.fill(&mut active);
         self.fill(&mut window);
-        let plan = |active: Pool, window: Pool| {
+        let plan = |active: Strided, window: Strided| {
             let windows = vec![Window {
                 active: window,
                 checkpoint: window_kept_pool.clone(),

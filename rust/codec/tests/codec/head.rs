@@ -2,7 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use radixstate_codec::{Backend, Checkpoint, Layout, Pair, Plan, Pool, Shape, Spec, StateType};
+use radixstate_codec::{
+    Backend, Checkpoint, Format, Layout, Pair, Plan, Shape, Spec, StateType, Strided,
+};
 
 pub(crate) const PAIR: [Pair; 1] = [Pair {
     source: 1,
@@ -80,7 +82,7 @@ impl Head {
         } else {
             self.d_v
         };
-        let pool = |buffer: &mut Vec<u8>, row_stride| Pool {
+        let pool = |buffer: &mut Vec<u8>, row_stride| Strided {
             layers: vec![buffer.as_mut_ptr().expose_provenance()],
             slots: 2,
             slot_stride: buffer.len() / 2,
@@ -96,9 +98,10 @@ impl Head {
                 d_v: self.d_v,
             },
             active: pool(active, columns * self.state.bytes()),
-            checkpoint: Checkpoint::Int8 {
-                q: pool(q, columns),
-                scale: pool(scale, 0),
+            checkpoint: Checkpoint {
+                format: Format::Int8,
+                rows: pool(q, columns),
+                scales: Some(pool(scale, 0)),
             },
             windows: Vec::new(),
         };

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use crate::common::{Case, Memory, UNWRITTEN, Values};
 use radixstate_codec::{
-    Format, Layout, Pair, PairError, Plan, Pool, Shape, Side, Spec, SpecError, StateType, Window,
+    Format, Layout, Pair, PairError, Plan, Shape, Side, Spec, SpecError, StateType, Strided, Window,
 };
 
 const CASE: Case = Case {
@@ -38,8 +38,8 @@ fn refused(change: impl FnOnce(&mut Spec)) -> SpecError {
     Plan::new(spec).expect_err("the spec contradicts itself")
 }
 
-fn window(base: usize, bytes: usize, slots: usize) -> Pool {
-    Pool {
+fn window(base: usize, bytes: usize, slots: usize) -> Strided {
+    Strided {
         layers: vec![base, base + 2048],
         slots,
         slot_stride: bytes,
@@ -62,6 +62,25 @@ fn every_dimension_must_be_at_least_one() {
             d_v: shape.2,
         };
         assert_eq!(refused(|spec| spec.shape = shape), SpecError::Empty(shape));
+    }
+}
+
+#[test]
+fn a_format_has_scales_or_has_none() {
+    let error = refused(|spec| spec.checkpoint.scales = None);
+    assert_eq!(
+        error.to_string(),
+        "scale: the int8 format needs a tensor of scales, got none"
+    );
+    for format in [Format::Native, Format::Bf16] {
+        let error = refused(|spec| spec.checkpoint.format = format);
+        assert_eq!(
+            error,
+            SpecError::Scales {
+                format,
+                given: true
+            }
+        );
     }
 }
 
@@ -173,7 +192,7 @@ fn windows_at(
     slot_stride: usize,
 ) -> Result<Plan, SpecError> {
     let (mut spec, _memory) = spec();
-    let pool = |layers: [usize; 2]| Pool {
+    let pool = |layers: [usize; 2]| Strided {
         layers: layers.to_vec(),
         slots: 4,
         slot_stride,

@@ -2,7 +2,7 @@
 //! bytes mean.
 
 use arbitrary::{Result, Unstructured};
-use radixstate_codec::{Checkpoint, Format, Layout, Plan, Pool, Shape, Spec, StateType, Window};
+use radixstate_codec::{Checkpoint, Format, Layout, Plan, Shape, Spec, StateType, Strided, Window};
 
 use crate::common::{Case, Values};
 use crate::head::Head;
@@ -105,25 +105,21 @@ fn spec(bytes: &mut Unstructured<'_>) -> Result<Spec> {
         next: 4096,
     };
     let active = places.pool([active_slots, heads, rows, columns * state.bytes()])?;
-    let checkpoint = match format {
-        Format::Native => Checkpoint::Native(places.pool([
-            checkpoint_slots,
-            heads,
-            rows,
-            columns * state.bytes(),
-        ])?),
-        Format::Bf16 => {
-            Checkpoint::Bf16(places.pool([checkpoint_slots, heads, rows, columns * 2])?)
-        }
-        Format::Int8 => Checkpoint::Int8 {
-            q: places.pool([checkpoint_slots, heads, rows, columns])?,
-            scale: places.pool([
-                checkpoint_slots,
-                heads,
-                1,
-                shape.d_k * state.scale().bytes(),
-            ])?,
-        },
+    let kept = match format {
+        Format::Native => columns * state.bytes(),
+        Format::Bf16 => columns * 2,
+        Format::Int8 => columns,
+    };
+    let kept = places.pool([checkpoint_slots, heads, rows, kept])?;
+    let scales = match format {
+        Format::Native | Format::Bf16 => None,
+        Format::Int8 => Some(shape.d_k * state.scale().bytes()),
+    };
+    let scales = scales.map(|bytes| places.pool([checkpoint_slots, heads, 1, bytes]));
+    let checkpoint = Checkpoint {
+        format,
+        rows: kept,
+        scales: scales.transpose()?,
     };
     let mut window = || -> Result<Window> {
         let (active, checkpoint) = (
@@ -160,7 +156,7 @@ struct Places<'a, 'b> {
 
 impl Places<'_, '_> {
     /// Sizes are slots, heads, rows, and bytes of a row.
-    fn pool(&mut self, [slots, heads, rows, row]: [usize; 4]) -> Result<Pool> {
+    fn pool(&mut self, [slots, heads, rows, row]: [usize; 4]) -> Result<Strided> {
         let row_stride = self.near(row)?;
         let head_stride = self.near(rows * row_stride)?;
         let slot_stride = self.near(heads * head_stride)?;
@@ -170,7 +166,7 @@ impl Places<'_, '_> {
             self.next = base + slots * slot_stride;
             layers.push(base);
         }
-        Ok(Pool {
+        Ok(Strided {
             layers,
             slots,
             slot_stride,
@@ -221,18 +217,20 @@ fn spans(spec: &Spec) -> Vec<(usize, usize)> {
     let (rows, columns) = shape.matrix(layout);
     let size = state.bytes();
     let mut spans = rows_of(&spec.active, shape.heads, rows, columns * size);
-    match &spec.checkpoint {
-        Checkpoint::Native(pool) => spans.extend(rows_of(pool, shape.heads, rows, columns * size)),
-        Checkpoint::Bf16(pool) => spans.extend(rows_of(pool, shape.heads, rows, columns * 2)),
-        Checkpoint::Int8 { q, scale } => {
-            spans.extend(rows_of(q, shape.heads, rows, columns));
-            spans.extend(rows_of(
-                scale,
-                shape.heads,
-                1,
-                shape.d_k * state.scale().bytes(),
-            ));
-        }
+    let Checkpoint {
+        format,
+        rows: kept,
+        scales,
+    } = &spec.checkpoint;
+    let bytes = match format {
+        Format::Native => columns * size,
+        Format::Bf16 => columns * 2,
+        Format::Int8 => columns,
+    };
+    spans.extend(rows_of(kept, shape.heads, rows, bytes));
+    if let Some(scales) = scales {
+        let bytes = shape.d_k * state.scale().bytes();
+        spans.extend(rows_of(scales, shape.heads, 1, bytes));
     }
     for Window {
         active,
@@ -249,7 +247,7 @@ fn spans(spec: &Spec) -> Vec<(usize, usize)> {
     spans
 }
 
-fn rows_of(pool: &Pool, heads: usize, rows: usize, bytes: usize) -> Vec<(usize, usize)> {
+fn rows_of(pool: &Strided, heads: usize, rows: usize, bytes: usize) -> Vec<(usize, usize)> {
     let mut spans = Vec::new();
     for &layer in &pool.layers {
         for slot in 0..pool.slots {

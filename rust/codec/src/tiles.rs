@@ -3,12 +3,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::plan::Pair;
-use crate::spec::{Pool, Spec};
+use crate::spec::{HeadBytes, Pair, Spec, Strided};
 
 /// The matrix of one head, for reading: rows of bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Tile<'a> {
+pub(crate) struct Matrix<'a> {
     base: *const u8,
     rows: usize,
     row_bytes: usize,
@@ -16,7 +15,7 @@ pub(crate) struct Tile<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-impl<'a> Tile<'a> {
+impl<'a> Matrix<'a> {
     #[inline(always)]
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -25,14 +24,14 @@ impl<'a> Tile<'a> {
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [u8] {
         assert!(row < self.rows);
-        // SAFETY: the row is one of the tile's, whose memory is valid for 'a and not written during
+        // SAFETY: the row is one of the matrix's, whose memory is valid for 'a and not written during
         // it.
         unsafe { std::slice::from_raw_parts(self.base.add(row * self.row_stride), self.row_bytes) }
     }
 }
 
 /// The matrix of one head, for writing: rows of bytes.
-pub(crate) struct TileMut<'a> {
+pub(crate) struct MatrixMut<'a> {
     base: *mut u8,
     rows: usize,
     row_bytes: usize,
@@ -40,7 +39,7 @@ pub(crate) struct TileMut<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-impl TileMut<'_> {
+impl MatrixMut<'_> {
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> &mut [u8] {
         let [row] = self.rows(row);
@@ -51,7 +50,7 @@ impl TileMut<'_> {
     #[inline(always)]
     pub(crate) fn rows<const N: usize>(&mut self, first: usize) -> [&mut [u8]; N] {
         assert!(first + N <= self.rows);
-        // SAFETY: the rows are the tile's, whose memory is valid for 'a and has no other user
+        // SAFETY: the rows are the matrix's, whose memory is valid for 'a and has no other user
         // during it; they do not overlap, since the spec was checked, and the borrow of
         // `self` keeps them from being handed out twice.
         std::array::from_fn(|i| unsafe {
@@ -66,39 +65,39 @@ impl TileMut<'_> {
 /// One head of one pair: what to read and where to write. A pool without scales has empty ones.
 pub(crate) struct Item<'a> {
     pub(crate) pair: usize,
-    pub(crate) source: Tile<'a>,
+    pub(crate) source: Matrix<'a>,
     pub(crate) source_scale: &'a [u8],
-    pub(crate) target: TileMut<'a>,
+    pub(crate) target: MatrixMut<'a>,
     pub(crate) target_scale: &'a mut [u8],
 }
 
 /// One of the two pools of a plan, as the source or the target of a transfer.
 #[derive(Clone)]
 struct End<'a> {
-    pool: &'a Pool,
+    rows: &'a Strided,
     row_bytes: usize,
-    scale: Option<(&'a Pool, usize)>,
-    windows: Vec<&'a Pool>,
+    scales: Option<&'a Strided>,
+    scale_bytes: usize,
+    windows: Vec<&'a Strided>,
 }
 
 impl<'a> End<'a> {
     fn active(spec: &'a Spec) -> Self {
         Self {
-            pool: &spec.active,
+            rows: &spec.active,
             row_bytes: spec.shape.matrix(spec.layout).1 * spec.state.bytes(),
-            scale: None,
+            scales: None,
+            scale_bytes: 0,
             windows: spec.windows.iter().map(|window| &window.active).collect(),
         }
     }
 
-    fn checkpoint(spec: &'a Spec) -> Self {
+    fn checkpoint(spec: &'a Spec, head: HeadBytes) -> Self {
         Self {
-            pool: spec.checkpoint.pool(),
-            row_bytes: spec.shape.matrix(spec.layout).1 * spec.checkpoint_bytes(),
-            scale: spec
-                .checkpoint
-                .scale()
-                .map(|pool| (pool, spec.scale_bytes())),
+            rows: &spec.checkpoint.rows,
+            row_bytes: head.row,
+            scales: spec.checkpoint.scales.as_ref(),
+            scale_bytes: head.scales,
             windows: spec
                 .windows
                 .iter()
@@ -109,7 +108,7 @@ impl<'a> End<'a> {
 }
 
 /// The address of one head of one slot, or of one slot of a pool without heads.
-fn address(pool: &Pool, layer: usize, slot: u32, head: usize) -> *mut u8 {
+fn address(pool: &Strided, layer: usize, slot: u32, head: usize) -> *mut u8 {
     let offset = slot as usize * pool.slot_stride + head * pool.head_stride;
     std::ptr::with_exposed_provenance_mut(pool.layers[layer] + offset)
 }
@@ -138,20 +137,24 @@ pub(crate) enum Direction {
 /// Until the last share and the last item taken from one are gone:
 /// - every byte of the source slots is valid for reads and is not written;
 /// - every byte of the destination slots is valid for writes and has no other reader or writer;
-/// - the spec has passed its check, every slot is in range, and the destination slots are distinct.
+/// - the spec has passed its check with the same `head`, every slot is in range, and the destination
+///   slots are distinct.
 pub(crate) unsafe fn split<'a>(
     spec: &'a Spec,
+    head: HeadBytes,
     pairs: &'a [Pair],
     direction: Direction,
     parts: usize,
 ) -> Vec<Share<'a>> {
-    let (active, checkpoint) = (End::active(spec), End::checkpoint(spec));
+    let active = End::active(spec);
+    let checkpoint = End::checkpoint(spec, head);
     let (source, target) = match direction {
         Direction::Store => (active, checkpoint),
         Direction::Load => (checkpoint, active),
     };
     let columns = spec.active.layers.len() * pairs.len();
-    let (heads, windows) = (columns * spec.shape.heads, columns * spec.windows.len());
+    let heads = columns * spec.shape.heads;
+    let windows = columns * spec.windows.len();
     let parts = parts.min(heads).max(1);
     let cut = |n: usize, part: usize| n / parts * part + (n % parts).min(part);
     (0..parts)
@@ -181,13 +184,13 @@ impl<'a> Share<'a> {
         )
     }
 
-    fn source_tile(&self, index: usize) -> Tile<'a> {
+    fn source_matrix(&self, index: usize) -> Matrix<'a> {
         let (layer, pair, head) = self.place(index, self.spec.shape.heads);
-        Tile {
-            base: address(self.source.pool, layer, self.pairs[pair].source, head),
+        Matrix {
+            base: address(self.source.rows, layer, self.pairs[pair].source, head),
             rows: self.spec.shape.matrix(self.spec.layout).0,
             row_bytes: self.source.row_bytes,
-            row_stride: self.source.pool.row_stride,
+            row_stride: self.source.rows.row_stride,
             memory: PhantomData,
         }
     }
@@ -200,36 +203,43 @@ impl<'a> Share<'a> {
             source,
             destination,
         } = self.pairs[pair];
-        let target = TileMut {
-            base: address(self.target.pool, layer, destination, head),
+        let target = MatrixMut {
+            base: address(self.target.rows, layer, destination, head),
             rows: self.spec.shape.matrix(self.spec.layout).0,
             row_bytes: self.target.row_bytes,
-            row_stride: self.target.pool.row_stride,
+            row_stride: self.target.rows.row_stride,
             memory: PhantomData,
         };
-        let source_scale = self.source.scale.map_or(&[][..], |(pool, bytes)| {
+        let source_scale = self.source.scales.map_or(&[][..], |scales| {
+            let start = address(scales, layer, source, head);
             // SAFETY: the caller of `split` vouches for the scales of the source slots.
-            unsafe { std::slice::from_raw_parts(address(pool, layer, source, head), bytes) }
+            unsafe { std::slice::from_raw_parts(start, self.source.scale_bytes) }
         });
-        let target_scale = self.target.scale.map_or(&mut [][..], |(pool, bytes)| {
+        let target_scale = self.target.scales.map_or(&mut [][..], |scales| {
+            let start = address(scales, layer, destination, head);
             // SAFETY: the caller of `split` vouches for the scales of the destination slots, and
             // that they are distinct; shares have distinct positions and each gives a
             // position once.
-            unsafe {
-                std::slice::from_raw_parts_mut(address(pool, layer, destination, head), bytes)
-            }
+            unsafe { std::slice::from_raw_parts_mut(start, self.target.scale_bytes) }
         });
         Some(Item {
             pair,
-            source: self.source_tile(index),
+            source: self.source_matrix(index),
             source_scale,
             target,
             target_scale,
         })
     }
 
+    /// Copies the share's windows. They are small: `memcpy` serves every backend.
+    pub(crate) fn copy_windows(mut self) {
+        while let Some((source, target)) = self.next_window() {
+            target.copy_from_slice(source);
+        }
+    }
+
     /// Takes the next window, source and destination; none is given twice.
-    pub(crate) fn next_window(&mut self) -> Option<(&'a [u8], &'a mut [u8])> {
+    fn next_window(&mut self) -> Option<(&'a [u8], &'a mut [u8])> {
         let index = self.windows.next()?;
         let (layer, pair, window) = self.place(index, self.spec.windows.len());
         let bytes = self.spec.windows[window].bytes;
@@ -261,8 +271,8 @@ impl<'a> Share<'a> {
     }
 
     /// What the next item will read.
-    pub(crate) fn ahead(&self) -> Option<Tile<'a>> {
-        (!self.heads.is_empty()).then(|| self.source_tile(self.heads.start))
+    pub(crate) fn ahead(&self) -> Option<Matrix<'a>> {
+        (!self.heads.is_empty()).then(|| self.source_matrix(self.heads.start))
     }
 }
 

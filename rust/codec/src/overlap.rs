@@ -1,21 +1,105 @@
 //! Proves that no two elements of a spec share an address. Touches none of them.
 
 use crate::error::{Side, SpecError};
-use crate::spec::Pool;
+use crate::spec::{HeadBytes, Shape, Spec, Strided, Window};
+
+/// Refuses a spec that contradicts itself, or of which two elements may share an address. `head` is
+/// what its format makes of a head.
+pub(crate) fn check(spec: &Spec, head: HeadBytes) -> Result<(), SpecError> {
+    let Shape { heads, d_k, d_v } = spec.shape;
+    if heads == 0 || d_k == 0 || d_v == 0 {
+        return Err(SpecError::Empty(spec.shape));
+    }
+    if spec.windows.iter().any(|window| window.bytes == 0) {
+        return Err(SpecError::EmptyWindow);
+    }
+    let given = spec.checkpoint.scales.is_some();
+    if given != (head.scales > 0) {
+        let format = spec.checkpoint.format;
+        return Err(SpecError::Scales { format, given });
+    }
+    let mut regions = Vec::new();
+    for (pool, extent) in parts(spec, head) {
+        check_counts(spec, pool, extent.side)?;
+        regions.extend(extent.regions(pool)?);
+    }
+    check_apart(&regions)
+}
+
+/// Everything that the spec describes, and what one layer and slot of it occupies.
+fn parts(spec: &Spec, head: HeadBytes) -> Vec<(&Strided, Extent)> {
+    let heads = spec.shape.heads;
+    let (rows, columns) = spec.shape.matrix(spec.layout);
+    let state = |side, rows, bytes| Extent {
+        side,
+        heads,
+        rows,
+        bytes,
+    };
+    let active = state(Side::Active, rows, columns * spec.state.bytes());
+    let kept = state(Side::Checkpoint, rows, head.row);
+    let mut parts = vec![(&spec.active, active), (&spec.checkpoint.rows, kept)];
+    if let Some(scales) = &spec.checkpoint.scales {
+        parts.push((scales, state(Side::Scale, 1, head.scales)));
+    }
+    for Window {
+        active,
+        checkpoint,
+        bytes,
+    } in &spec.windows
+    {
+        let window = |side| Extent {
+            side,
+            heads: 1,
+            rows: 1,
+            bytes: *bytes,
+        };
+        parts.extend([
+            (active, window(Side::ActiveWindow)),
+            (checkpoint, window(Side::CheckpointWindow)),
+        ]);
+    }
+    parts
+}
+
+/// Refuses a pool whose layers or slots are not as many as the spec's.
+fn check_counts(spec: &Spec, pool: &Strided, side: Side) -> Result<(), SpecError> {
+    let layers = pool.layers.len();
+    let wanted = spec.active.layers.len();
+    if layers == 0 || layers != wanted {
+        return Err(SpecError::Layers {
+            side,
+            layers,
+            wanted,
+        });
+    }
+    let wanted = match side {
+        Side::Active | Side::ActiveWindow => spec.active.slots,
+        Side::Checkpoint | Side::Scale | Side::CheckpointWindow => spec.checkpoint.rows.slots,
+    };
+    if pool.slots != wanted {
+        return Err(SpecError::Slots {
+            side,
+            slots: pool.slots,
+            wanted,
+        });
+    }
+    Ok(())
+}
 
 /// What one layer and slot of a pool occupies.
 #[derive(Clone, Copy)]
-pub(crate) struct Extent {
-    pub(crate) side: Side,
-    pub(crate) heads: usize,
-    pub(crate) rows: usize,
+struct Extent {
+    side: Side,
+    heads: usize,
+    rows: usize,
     /// Contiguous bytes of a row.
-    pub(crate) bytes: usize,
+    bytes: usize,
 }
 
 /// One layer of a pool: `slots` spans of bytes, one every `stride`.
 #[derive(Clone, Copy)]
-pub(crate) struct Region {
+struct Region {
     side: Side,
     layer: usize,
     base: usize,
@@ -26,7 +110,7 @@ pub(crate) struct Region {
 
 impl Extent {
     /// The layers of a pool, each of which keeps its own elements apart.
-    pub(crate) fn regions(self, pool: &Pool) -> Result<Vec<Region>, SpecError> {
+    fn regions(self, pool: &Strided) -> Result<Vec<Region>, SpecError> {
         let whole = self.span(&mut [
             (pool.row_stride, self.rows),
             (pool.head_stride, self.heads),
@@ -105,7 +189,7 @@ impl Region {
 }
 
 /// Refuses two regions that may share a byte.
-pub(crate) fn check_apart(regions: &[Region]) -> Result<(), SpecError> {
+fn check_apart(regions: &[Region]) -> Result<(), SpecError> {
     let mut regions = regions.to_vec();
     regions.sort_by_key(|region| region.base);
     for (i, first) in regions.iter().enumerate() {
