@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from radixstate import ActivePool, CheckpointPool, ConvSpec, StateSpec
 from radixstate.cuda import CudaCodec, build
-from radixstate.programs import Direction
+from radixstate.cuda.specialise import Direction
 
 PAIRS = (1, 4, 16, 64)
 TARGETS = {"copy_fraction": 0.9, "store_ratio": 10.0, "load_ratio": 6.0}
@@ -91,23 +91,23 @@ def copy_rate(nbytes: int, flush: torch.Tensor) -> float:
 def pools(spec: StateSpec, slots: int) -> tuple[ActivePool, CheckpointPool, CudaCodec]:
     """An active pool of normal numbers, a checkpoint pool, and what moves states between them."""
     active, kept = ActivePool(spec, slots, device="cuda"), CheckpointPool(spec, slots, device="cuda")
-    assert active.state_rows.whole is not None
-    active.state_rows.whole.normal_()
+    assert active.rows["state"].whole is not None
+    active.rows["state"].whole.normal_()
     return active, kept, build(active, kept)
 
 
 def torch_store(active: ActivePool, kept: CheckpointPool, slots: torch.Tensor) -> None:
     """The same states in torch operations, without the care for edges: gather, quantize, scatter."""
-    x = active.state_rows.whole[:, slots].float()
-    scale = (x.abs().amax(dim=-2, keepdim=True).clamp(min=1e-8) / 127.0).to(kept.scale_rows.whole.dtype)
-    kept.state_rows.whole[:, slots] = (x / scale.float()).round().clamp(-127, 127).to(torch.int8)
-    kept.scale_rows.whole[:, slots] = scale.squeeze(-2)
+    x = active.rows["state"].whole[:, slots].float()
+    scale = (x.abs().amax(dim=-2, keepdim=True).clamp(min=1e-8) / 127.0).to(kept.rows["scale"].whole.dtype)
+    kept.rows["state"].whole[:, slots] = (x / scale.float()).round().clamp(-127, 127).to(torch.int8)
+    kept.rows["scale"].whole[:, slots] = scale.squeeze(-2)
 
 
 def torch_load(active: ActivePool, kept: CheckpointPool, slots: torch.Tensor) -> None:
     """The same states in torch operations: gather, multiply, scatter."""
-    q, scale = kept.state_rows.whole[:, slots], kept.scale_rows.whole[:, slots]
-    states = active.state_rows.whole
+    q, scale = kept.rows["state"].whole[:, slots], kept.rows["scale"].whole[:, slots]
+    states = active.rows["state"].whole
     states[:, slots] = (q.float() * scale.float().unsqueeze(-2)).to(states.dtype)
 
 

@@ -14,11 +14,11 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from radixstate import programs
-from radixstate.programs import Program, Windows
+from radixstate.cuda import specialise
+from radixstate.cuda.specialise import Heads, Program, Windows
 
 from benchmarks.nvrtc import ARCHITECTURES, compile_program
 
@@ -72,12 +72,18 @@ def main_programs() -> dict[str, Program]:
     for dtype, vector in WIDEST.items():
         for d in (64, 128, 256):
             for layout in ("k_last", "v_last"):
-                found[f"{SHORT[dtype]} {layout} {d}x{d}"] = programs.int8(
-                    dtype, (d, d), k_last=layout == "k_last", vector=vector, windows=windows
+                heads = Heads(
+                    dtype=dtype,
+                    kept="int8",
+                    matrix=(d, d),
+                    k_last=layout == "k_last",
+                    vector=vector,
+                    windows=windows,
                 )
+                found[f"{SHORT[dtype]} {layout} {d}x{d}"] = specialise.int8(heads)
             for kept in {dtype, "bfloat16"}:
                 name = f"{SHORT[dtype]} as {SHORT[kept]} {d}x{d}"
-                found[name] = programs.plain(dtype, kept, (d, d), vector=vector, windows=windows)
+                found[name] = specialise.plain(replace(heads, kept=kept))
     return found
 
 

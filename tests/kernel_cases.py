@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from radixstate import _native
 from radixstate.cuda import CudaCodec, Device
-from radixstate.programs import OUT_OF_RANGE, Program
+from radixstate.cuda.specialise import OUT_OF_RANGE, Program
 from radixstate.states import Rows
 
 POISON = 0x7F
@@ -199,6 +199,7 @@ def cuda_codec(device: Device) -> Codec:
             scale=pools.scale.rows if pools.scale else None,
             conv=[(a.rows, kept.rows) for a, (_, kept, _) in zip(windows, pools.windows, strict=True)],
             layout=pools.case.layout,
+            format=pools.case.format,
             device=device,
         )
 

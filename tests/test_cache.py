@@ -213,7 +213,7 @@ def test_several_states_are_encoded_together(cache: PrefixCache) -> None:
 
 def test_several_requests_start_together_each_on_its_own(cache: PrefixCache) -> None:
     cached(cache)
-    cache.active.state_rows.whole.fill_(torch.nan)
+    cache.active.rows["state"].whole.fill_(torch.nan)
     wanted = [Request(PROMPT), Request([1]), Request([]), Request(PROMPT), Request(PROMPT)]
     hit, miss, empty, again, busy = cache.start_many(wanted)
     assert [hit.reused, miss.reused, again.reused] == [16, 0, 16]

@@ -27,6 +27,7 @@ from radixstate import (
     Skipped,
     StateSpec,
     Stored,
+    Transfer,
     budget,
 )
 from radixstate._native import CodecPlan
@@ -45,8 +46,7 @@ def make(**changes: Any) -> PrefixCache:
 
 def components(pool: Pool, slot: int) -> list[torch.Tensor]:
     """Views (layers, ...) of everything a row holds, the padding sink's row 0 too."""
-    scales = getattr(pool, "scale_rows", None)
-    return [rows.row(slot) for rows in (pool.state_rows, *pool.conv_rows, *([scales] if scales else []))]
+    return [rows.row(slot) for rows in pool.rows.values()]
 
 
 def snapshot(pool: Pool, slot: int) -> list[torch.Tensor]:
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_a_view_keeps_nothing_of_what_it_was_a_view_of(format: s
     alive = weakref.ref(buffer)
     active = ActivePool.bind(spec, state=torch.from_numpy(buffer)[:, ::1000])
     checkpoints = CheckpointPool(spec, 2, format=format)
-    assert checkpoints.store(active, [(1, 1), (2, 2)]) == [True, True]
+    assert Transfer(active, checkpoints).store([(1, 1), (2, 2)]) == [True, True]
     del active, buffer
     gc.collect()
     assert alive() is None
@@ -278,14 +278,15 @@ def test_storing_leaves_the_running_state_bit_for_bit(format: str) -> None:
 def turns_through_int8(turns: int, *, forget: float) -> float:
     """Relative error of a state that a conversation takes through int8 at every turn."""
     active, checkpoints = ActivePool(SPEC, 1), CheckpointPool(SPEC, 1)
+    transfer = Transfer(active, checkpoints)
     generator = torch.Generator().manual_seed(0)
     exact = torch.zeros_like(active.state(1))
     for _ in range(turns):
         news = torch.randn(exact.shape, generator=generator)
         exact.mul_(forget).add_(news)
         active.state(1).mul_(forget).add_(news)
-        assert checkpoints.store(active, [(1, 1)]) == [True]
-        checkpoints.load(active, [(1, 1)])
+        assert transfer.store([(1, 1)]) == [True]
+        transfer.load([(1, 1)])
     return ((active.state(1) - exact).norm() / exact.norm()).item()
 
 
@@ -301,10 +302,11 @@ def test_fifty_turns_through_int8_err_no_more_than_a_recurrence_that_forgets_let
 def test_a_state_that_is_only_stored_and_loaded_again_settles_after_the_first_time() -> None:
     active, checkpoints = ActivePool(SPEC, 1), CheckpointPool(SPEC, 1)
     active.state(1).copy_(torch.randn(active.state(1).shape, generator=torch.Generator().manual_seed(1)))
+    transfer = Transfer(active, checkpoints)
     seen = []
     for _ in range(50):
-        checkpoints.store(active, [(1, 1)])
-        checkpoints.load(active, [(1, 1)])
+        transfer.store([(1, 1)])
+        transfer.load([(1, 1)])
         seen.append(snapshot(active, 1))
     assert all(same(state, seen[0]) for state in seen)
 
@@ -318,8 +320,9 @@ def test_int8_errs_by_half_a_step_at_any_amplitude(dtype: str, amplitude: float)
     generator = torch.Generator().manual_seed(2)
     active.state(1).copy_(amplitude * (2 * torch.rand(active.state(1).shape, generator=generator) - 1))
     before = active.state(1).double()
-    assert checkpoints.store(active, [(1, 1)]) == [True]
-    checkpoints.load(active, [(1, 1)])
+    transfer = Transfer(active, checkpoints)
+    assert transfer.store([(1, 1)]) == [True]
+    transfer.load([(1, 1)])
     after = active.state(1).double()
     step = before.abs().amax(dim=-2, keepdim=True).clamp(min=1e-8) / 127
     # The scale, the state's type and the two roundings to it add to the half step.

@@ -148,8 +148,8 @@ calls = [
     lambda: cache.evict("kv", 1), lambda: cache.usage("kv"), lambda: cache.lease(lease.match),
     lambda: seq.pages, lambda: seq.checkpoint(0), seq.finish, lease.release,
     cache.begin_step, cache.reset, cache.stats, cache.digest, cache.check,
-    lambda: cache.checkpoints.load(cache.active, [(1, 1)]),
-    lambda: cache.checkpoints.store(cache.active, [(1, 1)]),
+    lambda: cache._transfer.load([(1, 1)]),
+    lambda: cache._transfer.store([(1, 1)]),
 ]
 child = os.fork()
 if child == 0:

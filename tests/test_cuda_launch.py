@@ -14,7 +14,7 @@ import pytest
 import torch
 from cuda_on_cpu import CpuDevice, Launch
 from kernel_cases import Case, Pools, cpu_codec, cuda_codec
-from radixstate import ActivePool, CheckpointPool, ConvSpec, PrefixCache, StateSpec, codec, cuda
+from radixstate import ActivePool, CheckpointPool, ConvSpec, PrefixCache, StateSpec, Transfer, cuda, transfer
 from radixstate.cuda import CupyDevice
 from radixstate.errors import MisuseError, SlotError, TensorError
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,7 +34,7 @@ SPEC = StateSpec(
 def device(monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
     """Makes the codec of every pair of pools the CUDA one."""
     device = CpuDevice()
-    monkeypatch.setattr(codec, "build", lambda active, kept: cuda.describe(active, kept, device))
+    monkeypatch.setattr(transfer, "codec", lambda active, kept: cuda.describe(active, kept, device))
     return device
 
 
@@ -47,7 +47,7 @@ def fill(pool: ActivePool, slot: int, seed: int) -> None:
 @pytest.mark.parametrize("format", ["int8", "bf16", "native"])
 def test_a_store_is_one_launch_of_one_struct(device: CpuDevice, format: Any) -> None:
     active, kept = ActivePool(SPEC, 8), CheckpointPool(SPEC, 8, format=format)
-    kept.store(active, [(1, 8), (2, 7), (3, 6)])
+    Transfer(active, kept).store([(1, 8), (2, 7), (3, 6)])
     (launch,) = device.launches
     assert launch.arguments.shape == (1,)
     assert launch.arguments.nbytes == launch.program["ARGUMENT_BYTES"] <= 4096
@@ -58,15 +58,15 @@ def test_a_store_is_one_launch_of_one_struct(device: CpuDevice, format: Any) -> 
 
 
 def test_storing_nothing_launches_and_copies_nothing(device: CpuDevice) -> None:
-    active, kept = ActivePool(SPEC, 2), CheckpointPool(SPEC, 2)
-    assert list(kept.store(active, [])) == []
-    kept.load(active, [])
+    moves = Transfer(ActivePool(SPEC, 2), CheckpointPool(SPEC, 2))
+    assert list(moves.store([])) == []
+    moves.load([])
     assert (device.launches, device.copies) == ([], 0)
 
 
 def test_pools_of_one_spec_share_a_program(device: CpuDevice) -> None:
     for slots in (2, 5):
-        CheckpointPool(SPEC, slots).store(ActivePool(SPEC, slots), [(1, 2)])
+        Transfer(ActivePool(SPEC, slots), CheckpointPool(SPEC, slots)).store([(1, 2)])
     assert len({launch.program for launch in device.launches}) == 1
 
 
@@ -75,7 +75,7 @@ def test_a_verdict_is_read_when_it_is_asked_for(device: CpuDevice) -> None:
     fill(active, 1, seed=1)
     fill(active, 2, seed=2)
     active.state(2)[1, 2, 3, 4] = torch.inf
-    verdicts = kept.store(active, [(1, 1), (2, 2)])
+    verdicts = Transfer(active, kept).store([(1, 1), (2, 2)])
     assert len(verdicts) == 2
     assert device.waits == 0
     assert list(verdicts) == [True, False]
@@ -93,10 +93,11 @@ def test_the_pools_hold_what_the_cpu_codec_stores(monkeypatch: pytest.MonkeyPatc
         if on_cuda:
             device = CpuDevice()
             monkeypatch.setattr(
-                codec, "build", lambda active, kept, device=device: cuda.describe(active, kept, device)
+                transfer, "codec", lambda active, kept, device=device: cuda.describe(active, kept, device)
             )
-        assert list(checkpoints.store(active, [(4, 1), (2, 3)])) == [True, True]
-        checkpoints.load(active, [(1, 2), (3, 1)])
+        moves = Transfer(active, checkpoints)
+        assert list(moves.store([(4, 1), (2, 3)])) == [True, True]
+        moves.load([(1, 2), (3, 1)])
         kept.append((active, checkpoints))
     (active, checkpoints), (cuda_active, cuda_checkpoints) = kept
     for slot in range(1, 5):
@@ -418,7 +419,7 @@ def test_a_cache_on_the_device_gives_what_a_cache_on_the_cpu_gives(monkeypatch: 
         device = CpuDevice()
         if on_cuda:
             monkeypatch.setattr(
-                codec, "build", lambda active, kept, device=device: cuda.describe(active, kept, device)
+                transfer, "codec", lambda active, kept, device=device: cuda.describe(active, kept, device)
             )
         cache, found = new_cache(), []
         for seed in range(12):

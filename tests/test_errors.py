@@ -35,7 +35,7 @@ def seq(cache: PrefixCache) -> Sequence:
 
 def everything(cache: PrefixCache) -> list[Any]:
     """All that a refused call must leave as it was."""
-    tensors = [cache.active.state_rows.whole, cache.checkpoints.state_rows.whole]
+    tensors = [cache.active.rows["state"].whole, cache.checkpoints.rows["state"].whole]
     bytes_of = [tensor.flatten().tolist() for tensor in tensors if tensor is not None]
     return [*(cache.usage(pool).as_dict() for pool in ("kv", "active", "checkpoint")), *bytes_of]
 
@@ -215,7 +215,7 @@ def test_publishing_what_does_not_fit(
     with cache.lease(cache.lookup(PROMPT)) as first:
         first.publish(PROMPT[:8], source=1, pages=[1, 2])
     with cache.lease(cache.lookup(PROMPT)) as lease:
-        tensors = cache.checkpoints.state_rows.whole.clone()
+        tensors = cache.checkpoints.rows["state"].whole.clone()
         before = [cache.usage(pool).as_dict() for pool in ("kv", "active", "checkpoint")]
         with pytest.raises(error, match=message) as caught:
             lease.publish(tokens, source=1, pages=pages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_cases import Case, cpu_codec, cuda_codec, out_of_range_problems, round_trip
-from radixstate import ActivePool, CheckpointPool, PrefixCache, StateSpec, cuda
+from radixstate import ActivePool, CheckpointPool, PrefixCache, StateSpec, Transfer, cuda
 from radixstate.errors import MisuseError
 from test_kernels import CASES
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(missing() is not None, reason=
 def pools(slots: int, device: str = "cuda") -> tuple[ActivePool, CheckpointPool]:
     """Normal numbers in the active slots, visible to every stream."""
     active, kept = ActivePool(SPEC, slots, device=device), CheckpointPool(SPEC, slots, device=device)
-    active.state_rows.whole.normal_()
+    active.rows["state"].whole.normal_()
     torch.cuda.synchronize(device)
     return active, kept
 
@@ -37,14 +37,14 @@ def test_a_slot_out_of_range_moves_nothing_and_says_so() -> None:
 
 def test_a_store_and_a_load_keep_their_place_on_a_stream() -> None:
     active, kept = pools(4)
-    kept.load(active, [(4, 4)])  # compiles, and waits
+    transfer = Transfer(active, kept)  # compiles, and waits
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
         active.state(1).fill_(3.0)
-        verdicts = kept.store(active, [(1, 1)])
+        verdicts = transfer.store([(1, 1)])
         active.state(1).zero_()
-        kept.load(active, [(1, 2)])
+        transfer.load([(1, 2)])
         kept.state(1).zero_()
     assert list(verdicts) == [True]
     stream.synchronize()
@@ -53,15 +53,15 @@ def test_a_store_and_a_load_keep_their_place_on_a_stream() -> None:
 
 
 def test_storing_and_loading_do_not_wait_for_the_device() -> None:
-    active, kept = pools(4)
+    transfer = Transfer(*pools(4))
     for _ in range(2):
-        kept.store(active, [(1, 1)])
-        kept.load(active, [(1, 2)])
+        transfer.store([(1, 1)])
+        transfer.load([(1, 2)])
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
     done = torch.cuda.Event()
-    kept.store(active, [(1, 1)])
-    kept.load(active, [(1, 2)])
+    transfer.store([(1, 1)])
+    transfer.load([(1, 2)])
     done.record()
     assert not done.query()
     torch.cuda.synchronize()
@@ -89,12 +89,13 @@ def test_a_captured_batch_replays_with_new_slots() -> None:
 def test_what_copies_is_refused_in_a_capture_and_leaves_it_whole() -> None:
     active, kept = pools(2)
     codec = cuda.build(active, kept)
+    transfer = Transfer(active, kept)
     batch = codec.batch("store", 1)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         batch.enqueue()
         for refused in (
-            lambda: kept.store(active, [(1, 2)]),
+            lambda: transfer.store([(1, 2)]),
             lambda: codec.load([(1, 2)]),
             lambda: batch.fill([(1, 2)]),
             batch.verdicts,
@@ -115,8 +116,9 @@ def test_pools_on_a_second_device_are_moved_there() -> None:
     for device in ("cuda:0", "cuda:1"):
         active, kept = pools(2, device)
         active.state(1).copy_(torch.arange(SPEC.d_k, dtype=torch.float32))
-        assert list(kept.store(active, [(1, 2)])) == [True]
-        kept.load(active, [(2, 2)])
+        transfer = Transfer(active, kept)
+        assert list(transfer.store([(1, 2)])) == [True]
+        transfer.load([(2, 2)])
         results.append(active.state(2).cpu())
     assert torch.equal(*results)
 

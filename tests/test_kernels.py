@@ -12,8 +12,8 @@ import pytest
 import torch
 from cuda_on_cpu import CpuDevice, LaunchError, Mutation, Order
 from kernel_cases import Case, Pools, cpu_codec, cuda_codec, out_of_range_problems, round_trip
-from radixstate import programs
-from radixstate.programs import Windows
+from radixstate.cuda import specialise
+from radixstate.cuda.specialise import Heads, Windows
 from radixstate.reference import codec as reference
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -180,7 +180,8 @@ def test_a_vector_wider_than_the_alignment_is_reported() -> None:
     case = Case(d_k=16, d_v=16, offset=1)
     pools, machine = Pools(case, "cpu"), CpuDevice()
     codec = cuda_codec(machine)(pools, pools.active, [])
-    codec._program = programs.int8("bfloat16", (16, 16), k_last=True, vector=8, windows=Windows())
+    heads = Heads(dtype="bfloat16", kept="int8", matrix=(16, 16), k_last=True, vector=8, windows=Windows())
+    codec._program = specialise.int8(heads)
     with pytest.raises(LaunchError, match="misaligned"):
         codec.store([(1, 1)]).wait()
 

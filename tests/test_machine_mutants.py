@@ -112,9 +112,7 @@ FRONT = {
     "a further slot gives its state twice": Mutant(
         PrefixCache, "checkpoint_many", "self.active.spend(source)", "pass"
     ),
-    "clearing forgets the windows": Mutant(
-        ActivePool, "clear", "(self.state_rows, *self.conv_rows)", "(self.state_rows,)"
-    ),
+    "clearing forgets the windows": Mutant(ActivePool, "clear", "self.rows.values()", "[self.rows['state']]"),
 }
 
 REFERENCE = {

@@ -30,8 +30,8 @@ def advised(address: int) -> bool:
 def test_a_pool_asks_for_huge_pages() -> None:
     spec = StateSpec(layers=2, heads=8, d_k=128, d_v=128, dtype="float32", layout="k_last")
     pool = ActivePool(spec, 4)
-    assert pool.state_rows.whole is not None
-    assert advised(pool.state_rows.whole.data_ptr() + HUGE_PAGE)
+    assert pool.rows["state"].whole is not None
+    assert advised(pool.rows["state"].whole.data_ptr() + HUGE_PAGE)
 
 
 @pytest.mark.parametrize("nbytes", [256, HUGE_PAGE - 256, HUGE_PAGE, HUGE_PAGE + 256])

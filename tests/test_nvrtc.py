@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kernel_cases import program_of
-from radixstate import programs
+from radixstate.cuda import specialise
 from test_kernels import CASES
 
 from benchmarks.kernels import REGISTERS, Row, compiled, main_programs
@@ -53,7 +53,7 @@ def test_no_arithmetic_flushes_subnormals_in_spite_of_the_option(table: list[Row
 
 
 def test_a_program_that_does_not_compile_says_why() -> None:
-    program = programs.Program("int8.cu", (("STATE", "Fp8"),))
+    program = specialise.Program("int8.cu", (("STATE", "Fp8"),))
     with pytest.raises(CompileError, match="Fp8"):
         compile_program(program, "sm_90")
 
@@ -61,4 +61,4 @@ def test_a_program_that_does_not_compile_says_why() -> None:
 def test_the_package_has_the_kernels_of_the_repository() -> None:
     repository = Path(__file__).parents[1] / "kernels"
     files = {path.name: path.read_text() for path in repository.glob("*.cu*")}
-    assert files == {path.name: path.read_text() for path in programs.SOURCES.glob("*.cu*")}
+    assert files == {path.name: path.read_text() for path in specialise.SOURCES.glob("*.cu*")}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from radixstate import ActivePool, CheckpointPool, StateSpec
+from radixstate import ActivePool, CheckpointPool, StateSpec, Transfer
 from radixstate.states import Format
 from transformers import DynamicCache, Qwen3_5ForCausalLM
 from transformers.cache_utils import LinearAttentionLayer
@@ -116,8 +116,8 @@ def through_checkpoints(state: State, spec: StateSpec, format: Format) -> State:
         restored.state(slot).fill_(torch.nan)
         restored.conv(0, slot).fill_(torch.nan)
     checkpoints = CheckpointPool(spec, PAIRS, format=format)
-    assert all(checkpoints.store(running, zip(slots, reversed(slots), strict=True)))
-    checkpoints.load(restored, zip(reversed(slots), slots, strict=True))
+    assert all(Transfer(running, checkpoints).store(zip(slots, reversed(slots), strict=True)))
+    Transfer(restored, checkpoints).load(zip(reversed(slots), slots, strict=True))
     return State(
         torch.stack([restored.state(slot) for slot in slots], dim=1),
         torch.stack([restored.conv(0, slot) for slot in slots], dim=1),

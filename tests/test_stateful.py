@@ -137,12 +137,12 @@ def test_what_nobody_owns_is_nan(cache: CheckedCache) -> None:
 
 def test_a_state_of_another_prefix_is_found(cache: CheckedCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cached(cache)
-    fill = cache.library.checkpoints.load
+    fill = cache.library._transfer.load
 
-    def load_the_other(active: Any, pairs: Any) -> None:
-        fill(active, [(3 - source, slot) for source, slot in pairs])
+    def load_the_other(pairs: Any) -> None:
+        fill([(3 - source, slot) for source, slot in pairs])
 
-    monkeypatch.setattr(cache.library.checkpoints, "load", load_the_other)
+    monkeypatch.setattr(cache.library._transfer, "load", load_the_other)
     with pytest.raises(Disagreement, match="active slot 1 does not hold the state of"):
         cache.start(PROMPT)
 

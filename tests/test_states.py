@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from radixstate import ActivePool, CheckpointPool, ConvSpec, StateSpec
+from radixstate import ActivePool, CheckpointPool, ConvSpec, StateSpec, Transfer
 from radixstate.errors import ConfigError, SlotError, TensorError
 from radixstate.reference.codec import decode, encode
 from transformers.cache_utils import DynamicCache
@@ -25,14 +25,14 @@ def spec_of(dtype: str = "float32", layout: str = "v_last", **sizes: int) -> Sta
 def fill(pool: ActivePool, *, seed: int = 0) -> None:
     """Random states in every row, the sink included, so that a wrong row shows."""
     generator = torch.Generator().manual_seed(seed)
-    for rows in (pool.state_rows, *pool.conv_rows):
+    for rows in pool.rows.values():
         for layer in rows.layers:
             layer.copy_(torch.randn(layer.shape, generator=generator))
 
 
 def poison(pool: CheckpointPool) -> None:
     """Bytes that no test stores, so that an unwritten element shows."""
-    for rows in (pool.state_rows, *pool.conv_rows, *([pool.scale_rows] if pool.scale_rows else [])):
+    for rows in pool.rows.values():
         for layer in rows.layers:
             layer.view(torch.uint8).fill_(0x5A)
 
@@ -56,7 +56,7 @@ def test_a_store_equals_the_reference_bit_for_bit(dtype: str, layout: str, forma
     fill(active)
     poison(checkpoints)
     untouched = bits(checkpoints.state(3)).clone()
-    assert checkpoints.store(active, [(1, 4), (3, 2)]) == [True, True]
+    assert Transfer(active, checkpoints).store([(1, 4), (3, 2)]) == [True, True]
     for source, kept in ((1, 4), (3, 2)):
         code, scale = expected(active.state(source), spec, format)
         assert torch.equal(bits(checkpoints.state(kept)), bits(code))
@@ -74,9 +74,9 @@ def test_a_load_equals_the_reference_bit_for_bit(dtype: str, layout: str, format
     spec = spec_of(dtype, layout)
     active, checkpoints = ActivePool(spec, 3), CheckpointPool(spec, 4, format=format)
     fill(active)
-    checkpoints.store(active, [(1, 4)])
+    Transfer(active, checkpoints).store([(1, 4)])
     kept = bits(active.state(3)).clone()
-    checkpoints.load(active, [(4, 2)])
+    Transfer(active, checkpoints).load([(4, 2)])
     code, scale = expected(active.state(1), spec, format)
     k_axis = -1 if layout == "k_last" else -2
     state = code if scale is None else decode(code, scale, k_axis=k_axis, dtype=active.state(1).dtype)
@@ -92,15 +92,15 @@ def test_a_state_that_is_not_finite_is_reported_for_its_pair_alone(format: str, 
     active, checkpoints = ActivePool(spec, 3), CheckpointPool(spec, 3, format=format)
     fill(active)
     active.state(2)[1, 2, 3, 4] = bad
-    assert checkpoints.store(active, [(1, 1), (2, 2), (3, 3)]) == [True, False, True]
+    assert Transfer(active, checkpoints).store([(1, 1), (2, 2), (3, 3)]) == [True, False, True]
 
 
 def test_a_state_that_overflows_bfloat16_is_not_finite_there() -> None:
     spec = spec_of()
     active = ActivePool(spec, 1)
     active.state(1).fill_(torch.finfo(torch.float32).max)
-    assert CheckpointPool(spec, 1, format="bf16").store(active, [(1, 1)]) == [False]
-    assert CheckpointPool(spec, 1, format="int8").store(active, [(1, 1)]) == [True]
+    assert Transfer(active, CheckpointPool(spec, 1, format="bf16")).store([(1, 1)]) == [False]
+    assert Transfer(active, CheckpointPool(spec, 1, format="int8")).store([(1, 1)]) == [True]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,7 +111,7 @@ def test_extreme_channels_equal_the_reference(dtype: str) -> None:
     top = torch.finfo(active.state(1).dtype).max
     for channel, value in enumerate([0.0, 1e-8, 1e-4, top, -top]):
         active.state(1)[..., channel] = value
-    assert checkpoints.store(active, [(1, 1)]) == [True]
+    assert Transfer(active, checkpoints).store([(1, 1)]) == [True]
     code, scale = encode(active.state(1), k_axis=-1)
     assert torch.equal(checkpoints.state(1), code)
     assert torch.equal(bits(checkpoints.scale(1)), bits(scale))
@@ -126,10 +126,10 @@ def test_an_engines_tensors_are_used_in_place_one_per_layer_or_all_in_one() -> N
     listed = ActivePool.bind(spec, state=list(state), conv=[list(window) for window in conv])
     kept = [CheckpointPool(spec, 2) for _ in range(2)]
     for checkpoints, active in zip(kept, (whole, listed), strict=True):
-        checkpoints.store(active, [(3, 1)])
+        Transfer(active, checkpoints).store([(3, 1)])
     assert torch.equal(kept[0].state(1), kept[1].state(1))
     assert torch.equal(kept[0].state(1), encode(state[:, 3], k_axis=-1)[0])
-    kept[0].load(listed, [(1, 2)])
+    Transfer(listed, kept[0]).load([(1, 2)])
     assert torch.equal(wide[:, 4], decode(*encode(state[:, 3], k_axis=-1), k_axis=-1, dtype=wide.dtype))
 
 
@@ -139,8 +139,8 @@ def test_a_view_of_all_layers_needs_one_tensor() -> None:
     with pytest.raises(TensorError, match="one tensor per layer"):
         pool.state(1)
     pool.clear(1)
-    assert pool.state_rows.layers[1][1].sum() == 0
-    assert pool.state_rows.layers[1][0].sum() == 6, "the sink is left alone"
+    assert pool.rows["state"].layers[1][1].sum() == 0
+    assert pool.rows["state"].layers[1][0].sum() == 6, "the sink is left alone"
 
 
 @pytest.mark.parametrize(
@@ -183,22 +183,23 @@ def test_wrong_or_duplicate_slots_write_nothing(pairs: list[tuple[int, int]]) ->
     active, checkpoints = ActivePool(spec_of(), 3), CheckpointPool(spec_of(), 3)
     fill(active)
     poison(checkpoints)
-    before = [bits(rows.whole).clone() for rows in (checkpoints.state_rows, active.state_rows)]
-    for move in (checkpoints.store, checkpoints.load):
+    before = [bits(rows.whole).clone() for rows in (checkpoints.rows["state"], active.rows["state"])]
+    transfer = Transfer(active, checkpoints)
+    for move in (transfer.store, transfer.load):
         with pytest.raises(SlotError, match=r"slot \d"):
-            move(active, [(1, 1), *pairs])
-    after = [bits(rows.whole) for rows in (checkpoints.state_rows, active.state_rows)]
+            move([(1, 1), *pairs])
+    after = [bits(rows.whole) for rows in (checkpoints.rows["state"], active.rows["state"])]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 def test_pools_of_different_specs_or_devices_are_refused() -> None:
     checkpoints = CheckpointPool(spec_of(), 2)
     with pytest.raises(TensorError, match="d_k=6"):
-        checkpoints.store(ActivePool(spec_of(d_k=6), 2), [(1, 1)])
+        Transfer(ActivePool(spec_of(d_k=6), 2), checkpoints)
     with pytest.raises(TensorError, match="on meta, the checkpoint pool on cpu"):
-        checkpoints.store(ActivePool(spec_of(), 2, device="meta"), [(1, 1)])
+        Transfer(ActivePool(spec_of(), 2, device="meta"), checkpoints)
     with pytest.raises(TensorError, match="no codec for pools on meta"):
-        CheckpointPool(spec_of(), 2, device="meta").store(ActivePool(spec_of(), 2, device="meta"), [(1, 1)])
+        Transfer(ActivePool(spec_of(), 2, device="meta"), CheckpointPool(spec_of(), 2, device="meta"))
 
 
 def test_only_int8_has_scales() -> None:

@@ -168,16 +168,16 @@ def _pool_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def _ours(shape: Shape, dtype: torch.dtype, threads: int) -> list[Mover]:
     """The codec, and its reference in torch's operations on the same tensors."""
-    from radixstate import ActivePool, CheckpointPool, StateSpec, codec
+    from radixstate import ActivePool, CheckpointPool, StateSpec, transfer
     from radixstate.reference import codec as reference
 
     name = str(dtype).removeprefix("torch.")
     layers, _, heads, d_v, d_k = shape.pool
     spec = StateSpec(layers=layers, heads=heads, d_k=d_k, d_v=d_v, dtype=name, layout="k_last")
     active, kept = ActivePool(spec, shape.slots), CheckpointPool(spec, shape.slots)
-    states, q, scale = active.state_rows.whole, kept.state_rows.whole, kept.scale_rows.whole
+    states, q, scale = (rows.whole for rows in (active.rows["state"], *kept.rows.values()))
     _fill(states)
-    plan: Any = codec.build(active, kept)
+    plan: Any = transfer.codec(active, kept)
 
     def store(pairs: Pairs) -> None:
         source, to = _columns(pairs)

@@ -12,6 +12,7 @@ from radixstate._native import Freed, Match, Namespace, Request, Stats, Stored, 
 from radixstate.cache import Lease, PrefixCache, Sequence
 from radixstate.results import Published, Skipped
 from radixstate.states import ActivePool, CheckpointPool, ConvSpec, StateSpec
+from radixstate.transfer import Transfer
 
 __all__ = [
     "ActivePool",
@@ -29,5 +30,6 @@ __all__ = [
     "StateSpec",
     "Stats",
     "Stored",
+    "Transfer",
     "Usage",
 ]

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from radixstate.cuda.specialise import SOURCES, Direction, Program
 from radixstate.errors import MisuseError
-from radixstate.programs import SOURCES, Direction, Program
 
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "out" / "cuda_on_cpu"

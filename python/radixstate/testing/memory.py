@@ -34,10 +34,7 @@ class Memory:
             raise ConfigError(
                 f"the bytes of a pool are watched on the cpu only, this one is on {pool.device}"
             )
-        rows = [pool.state_rows, *pool.conv_rows]
-        if isinstance(pool, CheckpointPool) and pool.scale_rows:
-            rows.append(pool.scale_rows)
-        self._parts = [_as_bytes(layer) for each in rows for layer in each.layers]
+        self._parts = [_as_bytes(layer) for rows in pool.rows.values() for layer in rows.layers]
         self.slots = range(1, pool.slots + 1)
         self.poison = bytes([_POISON]) * sum(part.shape[1] for part in self._parts)
 
@@ -103,6 +100,6 @@ class Contract:
     @staticmethod
     def _copy_windows(source: ActivePool | CheckpointPool, target: ActivePool | CheckpointPool) -> None:
         """Windows keep their own type: no bit changes, NaNs included."""
-        for given, taken in zip(source.conv_rows, target.conv_rows, strict=True):
+        for given, taken in zip(source.windows, target.windows, strict=True):
             for layer, other in zip(given.layers, taken.layers, strict=True):
                 _as_bytes(other)[1] = _as_bytes(layer)[1]

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use pyo3::prelude::*;
 use radixstate_codec::{
-    Checkpoint, Dtype, Format, Layout, Pair, Row, Shape, Spec, SpecError, StateType, Window,
+    Checkpoint, Dtype, Format, Layout, Pair, Shape, Spec, SpecError, StateType, Window,
 };
 
 use crate::errors::{Class, Failure, Result};
@@ -175,10 +175,11 @@ impl Active {
             unreachable!("`new` refused any other number of dimensions")
         };
         let row = format.row(self.state, columns);
-        expect("checkpoint", kept, &[heads, rows, row.elements], row)?;
+        kept.expect_slot_shape("checkpoint", &[heads, rows, row.elements])?;
         let scales = match (scale, format.scales(self.state, self.shape)) {
             (Some(given), Some(row)) => {
-                expect("scale", given, &[heads, row.elements], row)?;
+                given.expect_slot_shape("scale", &[heads, row.elements])?;
+                given.expect_dtype("scale", dtype_name(row.dtype))?;
                 Some(given.strided("scale")?)
             }
             (None, None) => None,
@@ -187,18 +188,13 @@ impl Active {
                 return Err(misuse(SpecError::Scales { format, given }.to_string()));
             }
         };
+        kept.expect_dtype("checkpoint", dtype_name(row.dtype))?;
         Ok(Checkpoint {
             format,
             rows: kept.strided("checkpoint")?,
             scales,
         })
     }
-}
-
-/// Refuses tensors of another shape of one slot, or of another dtype.
-fn expect(what: &str, layers: &Layers, slot: &[usize], row: Row) -> Result<()> {
-    layers.expect_slot_shape(what, slot)?;
-    layers.expect_dtype(what, dtype_name(row.dtype))
 }
 
 /// A window and the tensors it lies in.

@@ -1,4 +1,4 @@
-"""The codec for CUDA tensors: describes pools to a kernel and launches it on torch's current stream.
+"""The codec for CUDA tensors: describes two pools to a kernel and launches it on torch's current stream.
 
 Making a codec waits for the device, once for each pair of pools. After that nothing does, except reading a verdict.
 The kernels' contract is in kernels/README.md.
@@ -6,187 +6,37 @@ The kernels' contract is in kernels/README.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
+from functools import cache, partial
 from math import gcd
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol, Self, get_args, overload
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
-from radixstate import programs
-from radixstate.codec import require_alike
-from radixstate.errors import MisuseError, SlotError, TensorError
-from radixstate.programs import (
+from radixstate.cuda import specialise
+from radixstate.cuda.batch import Batch
+from radixstate.cuda.device import CupyDevice, Device
+from radixstate.cuda.specialise import (
     MAX_LAYERS,
     MAX_WINDOWS,
     VECTOR_BYTES,
     Direction,
+    Heads,
     Program,
     Windows,
     arguments_type,
 )
+from radixstate.errors import SlotError, TensorError
+from radixstate.states.pools import require_alike
 
 if TYPE_CHECKING:
-    from radixstate.states import ActivePool, CheckpointPool, Layout, Rows
+    from radixstate.states import ActivePool, CheckpointPool, Format, Layout, Rows
 
     Array = np.ndarray[Any, Any]
     Pairs = Sequence[tuple[int, int]]
-
-
-class Device(Protocol):
-    """What the codec needs of a device; all work goes on the current stream.
-
-    While a graph is captured only `launch` is allowed, and the others raise MisuseError: replaying would repeat
-    the values of the capture, and allocating or waiting would end it.
-    """
-
-    def put(self, values: Array) -> torch.Tensor:
-        """Copies an array to new memory of the device."""
-        ...
-
-    def refill(self, memory: torch.Tensor, values: Array) -> None:
-        """Copies an array over what `put` returned; work enqueued before still reads the old values."""
-        ...
-
-    def prepare(self, program: Program) -> None:
-        """Compiles and loads a program, and waits until any stream may use what `put` has copied."""
-        ...
-
-    def launch(
-        self, program: Program, direction: Direction, grid: tuple[int, int], threads: int, arguments: Array
-    ) -> None:
-        """Starts the kernel of a prepared program with one struct, of shape (1,), as its argument."""
-        ...
-
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Begins to copy integers to the host; calling the result waits for them."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """A stream of torch's in CUDA's stream protocol, which torch's own class has in late versions only."""
-
-    pointer: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Version of the protocol and handle."""
-        return (0, self.pointer)
-
-
-class CupyDevice:
-    """A CUDA device through CuPy; streams, memory and events are torch's."""
-
-    def __init__(self, index: int) -> None:
-        """Takes the CUDA device `index`.
-
-        Raises:
-            ModuleNotFoundError: CuPy is missing.
-        """
-        try:
-            self._cupy = import_module("cupy")
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "tensors on cuda need CuPy: install radixstate[cuda12] or radixstate[cuda13]", name="cupy"
-            ) from error
-        self._device = torch.device("cuda", index)
-        self._kernels: dict[tuple[Program, Direction], Any] = {}
-
-    @contextmanager
-    def _eager(self) -> Iterator[None]:
-        """Makes the device torch's current one, unless a graph is being captured there."""
-        with torch.cuda.device(self._device):
-            if torch.cuda.is_current_stream_capturing():
-                raise MisuseError(
-                    "a graph is being captured: make a batch of the codec before, and capture its enqueue() alone"
-                )
-            yield
-
-    def put(self, values: Array) -> torch.Tensor:
-        """See `Device`. Torch keeps the page-locked source until the copy is done."""
-        with self._eager():
-            return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
-
-    def refill(self, memory: torch.Tensor, values: Array) -> None:
-        """See `Device`. The source is new each time, since an earlier copy may not have begun."""
-        with self._eager():
-            memory.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
-
-    def prepare(self, program: Program) -> None:
-        """See `Device`."""
-        with self._eager():
-            if (program, "store") not in self._kernels:
-                self._load(program)
-            torch.cuda.synchronize(self._device)
-
-    def _load(self, program: Program) -> None:
-        module = self._cupy.RawModule(code=program.source, options=program.options)
-        loaded: dict[tuple[Program, Direction], Any] = {}
-        with self._cupy.cuda.Device(self._device.index):
-            for direction in get_args(Direction):
-                kernel = module.get_function(program.kernel(direction))
-                kernel.compile()
-                # CUDA loads a kernel at its first use, which may not be in a capture; to ask for its size is a use.
-                _ = kernel.num_regs
-                loaded[program, direction] = kernel
-        self._kernels |= loaded
-
-    def launch(
-        self, program: Program, direction: Direction, grid: tuple[int, int], threads: int, arguments: Array
-    ) -> None:
-        """See `Device`."""
-        current = _Stream(torch.cuda.current_stream(self._device).cuda_stream)
-        stream = self._cupy.cuda.Stream.from_external(current)
-        with self._cupy.cuda.Device(self._device.index), stream:
-            self._kernels[program, direction](grid, (threads,), (arguments,))
-
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """See `Device`."""
-        with self._eager():
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
-            copied.record()
-
-        def wait() -> list[int]:
-            copied.synchronize()
-            fetched: list[int] = host.tolist()
-            return fetched
-
-        return wait
-
-
-class Verdicts(Sequence[bool]):
-    """For each pair of a store whether its state reloads finite. The first reading waits for the store."""
-
-    def __init__(self, pairs: int, fetch: Callable[[], list[int]]) -> None:
-        """`fetch` waits for the status words of `pairs` pairs and returns them."""
-        self._pairs = pairs
-        self._fetch = fetch
-        self._finite: list[bool] | None = None
-
-    def wait(self) -> list[bool]:
-        """All verdicts, when the store has run."""
-        if self._finite is None:
-            self._finite = [status == 0 for status in self._fetch()]
-        return self._finite
-
-    def __len__(self) -> int:
-        """Number of pairs; waits for nothing."""
-        return self._pairs
-
-    @overload
-    def __getitem__(self, index: int) -> bool: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bool]: ...
-    def __getitem__(self, index: int | slice) -> bool | list[bool]:
-        """The verdict on one pair; waits for the store."""
-        return self.wait()[index]
 
 
 @dataclass(frozen=True)
@@ -194,7 +44,7 @@ class _Memory:
     """Where the rows of a pool are.
 
     Attributes:
-        record: a `Pool` of transfer.cuh.
+        record: a `Strided` of transfer.cuh.
         table: the tensor that `record` points into, if there is one.
         alignment: bytes that divide every address and stride.
         slots: rows of a layer, the padding sink included.
@@ -265,16 +115,18 @@ class CudaCodec:
         scale: Rows | None,
         conv: Sequence[tuple[Rows, Rows]],
         layout: Layout,
+        format: Format,
         device: Device,
     ) -> None:
         """Describes the pools and compiles the kernels that serve them.
 
         Args:
             active: (slots, heads, *matrix) of each layer.
-            checkpoint: the same, in int8 if there are scales.
-            scale: (slots, heads, d_k) of each layer, for int8.
+            checkpoint: the same, as the format keeps it.
+            scale: (slots, heads, d_k) of each layer, in a format with scales.
             conv: each window in the active and in the checkpoint pool, (slots, *shape) of each layer.
             layout: which axis of a matrix is the k-channel.
+            format: of the checkpoints.
             device: where all of them are.
 
         Raises:
@@ -293,11 +145,13 @@ class CudaCodec:
         self._checkpoint = _Memory.of(checkpoint, 3, device)
         self._scale = None if scale is None else _Memory.of(scale, 2, device)
         self._windows = [_Window.of(a, b, device) for a, b in conv]
-        self._program = self._specialise(active.layers[0], checkpoint.layers[0], layout)
+        self._program = self._specialise(active.layers[0], checkpoint.layers[0], layout, format)
         self._state_blocks = active.layers[0].shape[1] * self._program["CHUNKS"]
         device.prepare(self._program)
 
-    def _specialise(self, active: torch.Tensor, checkpoint: torch.Tensor, layout: Layout) -> Program:
+    def _specialise(
+        self, active: torch.Tensor, checkpoint: torch.Tensor, layout: Layout, format: Format
+    ) -> Program:
         """The program for layers like these two, with the widest vectors that all addresses allow."""
         dtype, kept = (str(tensor.dtype).removeprefix("torch.") for tensor in (active, checkpoint))
         rows, columns = active.shape[-2:]
@@ -309,10 +163,15 @@ class CudaCodec:
         )
         width = gcd(VECTOR_BYTES, *(window.alignment for window in self._windows))
         windows = Windows(len(self._windows), width)
-        if self._scale is None:
-            return programs.plain(dtype, kept, (rows, columns), vector=elements, windows=windows)
-        k_last = layout == "k_last"
-        return programs.int8(dtype, (rows, columns), k_last=k_last, vector=elements, windows=windows)
+        heads = Heads(
+            dtype=dtype,
+            kept=kept,
+            matrix=(rows, columns),
+            k_last=layout == "k_last",
+            vector=elements,
+            windows=windows,
+        )
+        return specialise.FORMATS[format](heads)
 
     def store(self, pairs: Pairs) -> Sequence[bool]:
         """Encodes (active slot, checkpoint slot) pairs; the result is read when it is needed.
@@ -323,7 +182,7 @@ class CudaCodec:
         """
         if not pairs:
             return []
-        batch = Batch(self, "store", pairs)
+        batch = self._batch("store", pairs, len(pairs))
         batch.enqueue()
         return batch.verdicts()
 
@@ -335,7 +194,7 @@ class CudaCodec:
             MisuseError: as `store`.
         """
         if pairs:
-            Batch(self, "load", pairs).enqueue()
+            self._batch("load", pairs, len(pairs)).enqueue()
 
     def batch(self, direction: Direction, capacity: int) -> Batch:
         """Room on the device for `capacity` pairs, none yet: what a captured graph stores or loads.
@@ -345,9 +204,13 @@ class CudaCodec:
         Raises:
             MisuseError: a graph is being captured.
         """
-        batch = Batch(self, direction, (), capacity)
+        batch = self._batch(direction, (), capacity)
         self._device.prepare(self._program)
         return batch
+
+    def _batch(self, direction: Direction, pairs: Pairs, capacity: int) -> Batch:
+        launch = self.enqueue_store if direction == "store" else self.enqueue_load
+        return Batch(self._device, partial(self._words, direction), launch, pairs, capacity)
 
     def _words(self, direction: Direction, pairs: Pairs, capacity: int) -> Array:
         """Checked pairs as int32 (3, capacity): sources, destinations, status words. Padding is zero.
@@ -370,8 +233,8 @@ class CudaCodec:
         Args:
             slots: int32 (3, pairs), contiguous, on the device: active slots, checkpoint slots, status words.
                 They are read when the kernel runs, and must live until it has; in a graph, as long as that.
-                Destinations must be distinct. A status word gains `programs.NON_FINITE` or
-                `programs.OUT_OF_RANGE` and loses nothing: clear it before it is used again. A slot that is
+                Destinations must be distinct. A status word gains `specialise.NON_FINITE`
+                or `specialise.OUT_OF_RANGE` and loses nothing: clear it before it is used again. A slot that is
                 0 or past the end moves nothing, so there may be padding.
 
         Raises:
@@ -414,51 +277,10 @@ class CudaCodec:
         for i, window in enumerate(self._windows):
             ends = (window.active, window.checkpoint)
             source, target = ends if direction == "store" else ends[::-1]
-            blocks = programs.window_blocks(self._program, window.nbytes)
+            blocks = specialise.window_blocks(self._program, window.nbytes)
             records[i] = (source.record, target.record, window.nbytes // width, blocks)
             total += blocks
         return total
-
-
-class Batch:
-    """Pairs in memory of the device that stays where it is: what is moved may change, the launch may not.
-
-    `enqueue` alone may be captured. Before a replay `fill` on the stream that replays, after it take `verdicts`
-    there. Pairs that are not filled in move nothing.
-    """
-
-    def __init__(
-        self, codec: CudaCodec, direction: Direction, pairs: Pairs, capacity: int | None = None
-    ) -> None:
-        """Made by `CudaCodec.batch`."""
-        self._codec = codec
-        self._direction = direction
-        self._pairs = len(pairs)
-        self._slots = codec._device.put(codec._words(direction, pairs, capacity or len(pairs)))
-
-    def fill(self, pairs: Pairs) -> None:
-        """Names the pairs that launches from here on move, and clears the verdicts.
-
-        Raises:
-            SlotError: as `CudaCodec.store`, or there are more pairs than the capacity; nothing changed.
-            MisuseError: a graph is being captured.
-        """
-        words = self._codec._words(self._direction, pairs, self._slots.shape[1])
-        self._codec._device.refill(self._slots, words)
-        self._pairs = len(pairs)
-
-    def enqueue(self) -> None:
-        """Launches, and nothing else."""
-        enqueue = self._codec.enqueue_store if self._direction == "store" else self._codec.enqueue_load
-        enqueue(self._slots)
-
-    def verdicts(self) -> Verdicts:
-        """Of the pairs, after a store: whether each reloads finite. Call it before they are filled anew.
-
-        Raises:
-            MisuseError: a graph is being captured.
-        """
-        return Verdicts(self._pairs, self._codec._device.fetch(self._slots[2, : self._pairs]))
 
 
 def _require_apart(layer: torch.Tensor) -> None:
@@ -490,7 +312,7 @@ def _device(index: int) -> CupyDevice:
 
 
 def build(active: ActivePool, checkpoints: CheckpointPool) -> CudaCodec:
-    """The codec for two pools, for an engine that captures its batches; the pools' own calls make theirs.
+    """The codec for two pools, for an engine that captures its batches; a `Transfer` makes its own.
 
     Raises:
         TensorError: the pools differ in spec or device, or are not on cuda.
@@ -506,10 +328,11 @@ def build(active: ActivePool, checkpoints: CheckpointPool) -> CudaCodec:
 def describe(active: ActivePool, checkpoints: CheckpointPool, device: Device) -> CudaCodec:
     """The codec for two pools of one spec on `device`."""
     return CudaCodec(
-        active=active.state_rows,
-        checkpoint=checkpoints.state_rows,
-        scale=checkpoints.scale_rows,
-        conv=list(zip(active.conv_rows, checkpoints.conv_rows, strict=True)),
+        active=active.rows["state"],
+        checkpoint=checkpoints.rows["state"],
+        scale=checkpoints.rows.get("scale"),
+        conv=list(zip(active.windows, checkpoints.windows, strict=True)),
         layout=active.spec.layout,
+        format=checkpoints.format,
         device=device,
     )

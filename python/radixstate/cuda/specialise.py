@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
-SOURCES = Path(__file__).with_name("kernels")
+from radixstate.states.formats import Format
+
+SOURCES = Path(__file__).parent.with_name("kernels")
 OPTIONS = ("-std=c++17", "--fmad=false")
 
 NON_FINITE = 1
@@ -38,8 +41,12 @@ _RESIDENT = 1024  # threads of a multiprocessor, which leaves each 64 registers
 _SECTOR = 32  # bytes that a memory access moves at least
 
 _AXES = ("layer", "slot", "head", "row")
-_POOL = np.dtype([("table", "u8"), ("base", "u8"), *((f"{axis}_stride", "i8") for axis in _AXES)], align=True)
-_WINDOW = np.dtype([("source", _POOL), ("target", _POOL), ("vectors", "i8"), ("blocks", "i8")], align=True)
+_STRIDED = np.dtype(
+    [("table", "u8"), ("base", "u8"), *((f"{axis}_stride", "i8") for axis in _AXES)], align=True
+)
+_WINDOW = np.dtype(
+    [("source", _STRIDED), ("target", _STRIDED), ("vectors", "i8"), ("blocks", "i8")], align=True
+)
 
 
 def arguments_type(windows: int) -> np.dtype[Any]:
@@ -49,7 +56,7 @@ def arguments_type(windows: int) -> np.dtype[Any]:
         [
             ("pairs", "u8"),
             *((name, "u4") for name in counts),
-            *((name, _POOL) for name in ("source", "target", "scale")),
+            *((name, _STRIDED) for name in ("source", "target", "scale")),
             ("windows", _WINDOW, (max(windows, 1),)),
         ],
         align=True,
@@ -109,49 +116,70 @@ def window_blocks(program: Program, nbytes: int) -> int:
     return _ceil(nbytes, program["WINDOW_VECTOR"] * program["THREADS"] * _HELD)
 
 
-def int8(dtype: str, matrix: tuple[int, int], *, k_last: bool, vector: int, windows: Windows) -> Program:
-    """The program for int8 checkpoints of heads of shape `matrix`, in vectors of `vector` elements."""
-    rows, columns = matrix
-    across = columns // vector
-    sector = max(1, _SECTOR // (vector * _WIDTH[dtype]))
-    tile = Tile.of_columns(rows, across, sector) if k_last else Tile.of_rows(rows, across)
-    special: dict[str, int | str] = {"K_LAST": int(k_last), "ACROSS": tile.across, "SWEEPS": tile.sweeps}
-    return _program("int8.cu", dtype, matrix, vector, tile, windows, special)
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What a program is made for.
+
+    Attributes:
+        dtype: of the active states.
+        kept: of the checkpoints.
+        matrix: of one head.
+        k_last: whether a channel is a column.
+        vector: elements that a thread moves at once.
+        windows: that move along.
+    """
+
+    dtype: str
+    kept: str
+    matrix: tuple[int, int]
+    k_last: bool
+    vector: int
+    windows: Windows
 
 
-def plain(dtype: str, kept: str, matrix: tuple[int, int], *, vector: int, windows: Windows) -> Program:
-    """The program for checkpoints of type `kept` without scales."""
-    tile = Tile.flat(matrix[0] * matrix[1] // vector)
-    return _program("plain.cu", dtype, matrix, vector, tile, windows, {"KEPT": _TYPES[kept]})
+def int8(heads: Heads) -> Program:
+    """The program for int8 checkpoints."""
+    rows, columns = heads.matrix
+    across = columns // heads.vector
+    if heads.k_last:
+        sector = max(1, _SECTOR // (heads.vector * _WIDTH[heads.dtype]))
+        geometry = Geometry.of_columns(rows, across, sector)
+    else:
+        geometry = Geometry.of_rows(rows, across)
+    special = {"K_LAST": int(heads.k_last), "ACROSS": geometry.across, "SWEEPS": geometry.sweeps}
+    return _program("int8.cu", heads, geometry, special)
 
 
-def _program(
-    file: str,
-    dtype: str,
-    matrix: tuple[int, int],
-    vector: int,
-    tile: Tile,
-    windows: Windows,
-    special: dict[str, int | str],
-) -> Program:
+def plain(heads: Heads) -> Program:
+    """The program for checkpoints without scales."""
+    rows, columns = heads.matrix
+    geometry = Geometry.flat(rows * columns // heads.vector)
+    return _program("plain.cu", heads, geometry, {"KEPT": _TYPES[heads.kept]})
+
+
+FORMATS: dict[Format, Callable[[Heads], Program]] = {"int8": int8, "bf16": plain, "native": plain}
+"""What makes the program of a format."""
+
+
+def _program(file: str, heads: Heads, geometry: Geometry, special: Mapping[str, int | str]) -> Program:
     defines: dict[str, int | str] = {
-        "STATE": _TYPES[dtype],
-        "ROWS": matrix[0],
-        "COLUMNS": matrix[1],
-        "VECTOR": vector,
-        "THREADS": tile.threads,
-        "HELD": tile.held,
-        "CHUNKS": tile.chunks,
-        "MIN_BLOCKS": tile.resident // tile.threads,
-        "WINDOWS": windows.count,
-        "WINDOW_VECTOR": windows.vector,
-        "ARGUMENT_BYTES": arguments_type(windows.count).itemsize,
+        "STATE": _TYPES[heads.dtype],
+        "ROWS": heads.matrix[0],
+        "COLUMNS": heads.matrix[1],
+        "VECTOR": heads.vector,
+        "THREADS": geometry.threads,
+        "HELD": geometry.held,
+        "CHUNKS": geometry.chunks,
+        "MIN_BLOCKS": geometry.resident // geometry.threads,
+        "WINDOWS": heads.windows.count,
+        "WINDOW_VECTOR": heads.windows.vector,
+        "ARGUMENT_BYTES": arguments_type(heads.windows.count).itemsize,
     }
-    return Program(file, tuple((defines | special).items()))
+    return Program(file, tuple({**defines, **special}.items()))
 
 
 @dataclass(frozen=True)
-class Tile:
+class Geometry:
     """How blocks divide a head's matrix.
 
     Attributes:
