@@ -60,14 +60,14 @@ FRONT = {
     "another slot is encoded": Mutant(
         PrefixCache,
         "_encode",
-        "(self.active, pairs)",
-        "(self.active, [(max(1, a - 1), b) for a, b in pairs])",
+        "store(pairs)",
+        "store([(max(1, a - 1), b) for a, b in pairs])",
     ),
     "a state is stored in another slot": Mutant(
         PrefixCache,
         "_encode",
-        "(self.active, pairs)",
-        "(self.active, [(a, b % self.checkpoints.slots + 1) for a, b in pairs])",
+        "store(pairs)",
+        "store([(a, b % self.checkpoints.slots + 1) for a, b in pairs])",
     ),
     "the neighbour of a slot is cleared too": Mutant(
         PrefixCache,
