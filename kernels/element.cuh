@@ -5,7 +5,7 @@
 
 constexpr unsigned INFINITE = 0x7f800000;  // magnitudes from here on are Inf and NaN
 constexpr unsigned SMALLEST_AMAX = 0x322bcc77;  // 1e-8f: no scale is zero
-constexpr float STEPS = 127.0f;
+constexpr float LEVELS = 127.0f;
 
 __device__ inline bool is_finite(float value) { return (__float_as_uint(value) & 0x7fffffff) < INFINITE; }
 
@@ -51,8 +51,8 @@ __device__ unsigned larger(unsigned a, unsigned b) {
 template <class E>
 __device__ unsigned scale_of(float amax) {
     if (!is_finite(amax)) return E::Scale::NOT_A_NUMBER;
-    const unsigned bits = E::Scale::round(divide(__uint_as_float(max(__float_as_uint(amax), SMALLEST_AMAX)), STEPS));
-    const float reloaded = E::to_float(E::round(multiply(STEPS, E::Scale::to_float(bits))));
+    const unsigned bits = E::Scale::round(divide(__uint_as_float(max(__float_as_uint(amax), SMALLEST_AMAX)), LEVELS));
+    const float reloaded = E::to_float(E::round(multiply(LEVELS, E::Scale::to_float(bits))));
     return is_finite(reloaded) ? bits : bits - 1;
 }
 

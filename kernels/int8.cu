@@ -2,7 +2,7 @@
 //
 //   state  [layers, slots, heads, ROWS, COLUMNS] STATE, rows contiguous; q the same in int8
 //   scale  [layers, slots, heads, d_k] of STATE's scale type
-//   K_LAST   a channel is a column, ROWS = d_v, COLUMNS = d_k; otherwise a row, ROWS = d_k, COLUMNS = d_v
+//   CHANNELS  Columns: ROWS = d_v, COLUMNS = d_k; or Rows: ROWS = d_k, COLUMNS = d_v
 //
 //   scale = max(amax, 1e-8) / 127; q = clamp(round-half-even(x / scale)); x = q * scale; the README has every edge
 //
@@ -13,50 +13,96 @@
 #include "transfer.cuh"
 
 constexpr int DOWN = THREADS / ACROSS;  // threads below each other
-constexpr bool WHOLE = DOWN * ACROSS == THREADS && ROWS == (K_LAST ? SWEEPS : CHUNKS) * HELD * DOWN &&
-                       COLUMNS == (K_LAST ? CHUNKS : SWEEPS) * ACROSS * VECTOR;
 static_assert(COLUMNS % VECTOR == 0, "a vector lies in one row");
-static_assert((K_LAST ? SWEEPS : CHUNKS) * HELD * DOWN >= ROWS, "every row has a thread");
-static_assert((K_LAST ? CHUNKS : SWEEPS) * ACROSS * VECTOR >= COLUMNS, "every column has a thread");
 
 using State = Vector<STATE, VECTOR>;
 using Codes = Words<VECTOR>;
 
-// Where a thread's vectors lie, and which channels they belong to.
-struct Tile {
+// A thread and the chunk of its block.
+struct Place {
     int chunk, across, down;
 
-    static __device__ Tile of_thread(int chunk) {
+    static __device__ Place of_thread(int chunk) {
         return {chunk, static_cast<int>(threadIdx.x) % ACROSS, static_cast<int>(threadIdx.x) / ACROSS};
     }
-
-    __device__ int row(int sweep, int i) const { return ((K_LAST ? sweep : chunk) * HELD + i) * DOWN + down; }
-    __device__ int column(int sweep) const { return ((K_LAST ? chunk : sweep) * ACROSS + across) * VECTOR; }
-    __device__ bool has(int sweep, int i) const {
-        return WHOLE || (down < DOWN && row(sweep, i) < ROWS && column(sweep) < COLUMNS);
-    }
-
-    // Channels of a block, of which the last chunk may have fewer, and of one thread.
-    static constexpr int CHANNELS = K_LAST ? ACROSS * VECTOR : DOWN * HELD;
-    static constexpr int OWN = K_LAST ? VECTOR : HELD;
-    __device__ int first_channel() const { return chunk * CHANNELS; }
-    static __device__ int own(int i, int j) { return K_LAST ? j : i; }
-    __device__ int channel(int own) const { return K_LAST ? across * VECTOR + own : own * DOWN + down; }
 };
 
-constexpr int D_K = K_LAST ? COLUMNS : ROWS;
+// Channels are columns. A block takes `ACROSS` vectors of each row, and sweeps down the rows. A thread has the channels
+// of its vector; the maxima of a channel come from the threads below each other.
+struct Columns {
+    static constexpr int D_K = COLUMNS;
+    static constexpr int ROWS_COVERED = SWEEPS * HELD * DOWN, COLUMNS_COVERED = CHUNKS * ACROSS * VECTOR;
+    static __device__ int row(const Place& at, int sweep, int i) { return (sweep * HELD + i) * DOWN + at.down; }
+    static __device__ int column(const Place& at, int) { return (at.chunk * ACROSS + at.across) * VECTOR; }
+
+    static constexpr int OF_BLOCK = ACROSS * VECTOR, OF_THREAD = VECTOR;
+    static __device__ int own(int, int j) { return j; }
+    static __device__ int channel(const Place& at, int own) { return at.across * VECTOR + own; }
+    static constexpr bool SAME_IN_EVERY_ROW = true;
+
+    // Largest magnitudes of a thread: a word of them for each word of a vector.
+    static constexpr int WORDS = Words<State::BYTES>::COUNT;
+    static __device__ int word(int, int w) { return w; }
+    static __device__ unsigned largest(const unsigned (&words)[WORDS], int own) {
+        return words[own / 2] >> 16 * (own % 2) & 0xffff;
+    }
+
+    // Partial maxima in shared memory: those of all threads for one channel of a vector, then the next.
+    static constexpr int PITCH = THREADS + 32 / VECTOR;
+    static constexpr int PARTIALS = VECTOR * PITCH, CONTRIBUTORS = DOWN, STEP = ACROSS;
+    static __device__ int partial(const Place&, int own) { return own * PITCH + threadIdx.x; }
+    static __device__ int first_partial(int channel) { return channel % VECTOR * PITCH + channel / VECTOR; }
+};
+
+// Channels are rows. A block takes `DOWN * HELD` of them, and sweeps along the columns. A thread has the channels of its
+// rows; the maxima of a channel come from the threads beside each other.
+struct Rows {
+    static constexpr int D_K = ROWS;
+    static constexpr int ROWS_COVERED = CHUNKS * HELD * DOWN, COLUMNS_COVERED = SWEEPS * ACROSS * VECTOR;
+    static __device__ int row(const Place& at, int, int i) { return (at.chunk * HELD + i) * DOWN + at.down; }
+    static __device__ int column(const Place& at, int sweep) { return (sweep * ACROSS + at.across) * VECTOR; }
+
+    static constexpr int OF_BLOCK = DOWN * HELD, OF_THREAD = HELD;
+    static __device__ int own(int i, int) { return i; }
+    static __device__ int channel(const Place& at, int own) { return own * DOWN + at.down; }
+    static constexpr bool SAME_IN_EVERY_ROW = false;
+
+    // Largest magnitudes of a thread: a word for each row it holds.
+    static constexpr int WORDS = HELD;
+    static __device__ int word(int i, int) { return i; }
+    static __device__ unsigned largest(const unsigned (&words)[WORDS], int own) {
+        return max(words[own] >> 16, words[own] & 0xffff);
+    }
+
+    // Partial maxima in shared memory: those of all threads for one channel, then the next.
+    static constexpr int PITCH = ACROSS | 1;
+    static constexpr int PARTIALS = OF_BLOCK * PITCH, CONTRIBUTORS = ACROSS, STEP = 1;
+    static __device__ int partial(const Place& at, int own) { return channel(at, own) * PITCH + at.across; }
+    static __device__ int first_partial(int channel) { return channel * PITCH; }
+};
+
+// Whether a thread has a vector at a position; the last ones of a matrix may be missing.
+template <class Channels>
+__device__ bool has(const Place& at, int sweep, int i) {
+    static_assert(Channels::ROWS_COVERED >= ROWS, "every row has a thread");
+    static_assert(Channels::COLUMNS_COVERED >= COLUMNS, "every column has a thread");
+    constexpr bool WHOLE =
+        DOWN * ACROSS == THREADS && Channels::ROWS_COVERED == ROWS && Channels::COLUMNS_COVERED == COLUMNS;
+    return WHOLE || (at.down < DOWN && Channels::row(at, sweep, i) < ROWS && Channels::column(at, sweep) < COLUMNS);
+}
 
 // The largest magnitudes that a thread has seen in each of its channels, packed as the elements are.
+template <class Channels>
 struct Largest {
     static constexpr int PER_WORD = STATE::BYTES == 4 || VECTOR == 1 ? 1 : 2;
-    unsigned words[K_LAST ? Words<State::BYTES>::COUNT : HELD] = {};
+    unsigned words[Channels::WORDS] = {};
 
     __device__ void take(const Words<State::BYTES> (&held)[HELD]) {
 #pragma unroll
         for (int i = 0; i < HELD; ++i) {
 #pragma unroll
             for (int w = 0; w < Words<State::BYTES>::COUNT; ++w) {
-                unsigned& largest = words[K_LAST ? w : i];
+                unsigned& largest = words[Channels::word(i, w)];
                 largest = larger<STATE>(largest, magnitudes<STATE>(held[i].at[w]));
             }
         }
@@ -65,57 +111,53 @@ struct Largest {
     // Of the thread's channel `own`.
     __device__ unsigned operator[](int own) const {
         if constexpr (PER_WORD == 1) return words[own];
-        if constexpr (K_LAST) return words[own / 2] >> 16 * (own % 2) & 0xffff;
-        return max(words[own] >> 16, words[own] & 0xffff);
+        return Channels::largest(words, own);
     }
 };
 
 // The same of all threads, laid out so that neither side has bank conflicts.
+template <class Channels>
 struct Partials {
-    static constexpr int PITCH = K_LAST ? THREADS + 32 / VECTOR : ACROSS | 1;
-    static constexpr int CONTRIBUTORS = K_LAST ? DOWN : ACROSS;
-    unsigned amax[(K_LAST ? VECTOR : Tile::CHANNELS) * PITCH];
+    unsigned amax[Channels::PARTIALS];
 
-    __device__ void put(const Tile& tile, const Largest& largest) {
-        if (tile.down >= DOWN) return;
+    __device__ void put(const Place& at, const Largest<Channels>& largest) {
+        if (at.down >= DOWN) return;
 #pragma unroll
-        for (int k = 0; k < Tile::OWN; ++k) {
-            amax[K_LAST ? k * PITCH + threadIdx.x : tile.channel(k) * PITCH + tile.across] = largest[k];
-        }
+        for (int k = 0; k < Channels::OF_THREAD; ++k) amax[Channels::partial(at, k)] = largest[k];
     }
 
     // Of one channel, from all of its threads.
     __device__ float reduce(int channel) const {
-        const unsigned* first = amax + (K_LAST ? channel % VECTOR * PITCH + channel / VECTOR : channel * PITCH);
+        const unsigned* first = amax + Channels::first_partial(channel);
         unsigned largest = 0;
 #pragma unroll 8
-        for (int i = 0; i < CONTRIBUTORS; ++i) largest = max(largest, first[i * (K_LAST ? ACROSS : 1)]);
+        for (int i = 0; i < Channels::CONTRIBUTORS; ++i) largest = max(largest, first[i * Channels::STEP]);
         return STATE::to_float(largest);
     }
 };
 
 // A head's matrix in memory, as vectors of BYTES bytes.
-template <int BYTES>
+template <class Channels, int BYTES>
 struct Matrix {
     char* start;
     long long row_stride;
 
-    __device__ Matrix(const Pool& pool, unsigned layer, unsigned slot, unsigned head)
+    __device__ Matrix(const Strided& pool, unsigned layer, unsigned slot, unsigned head)
         : start(pool.at(layer, slot, head)), row_stride(pool.row_stride) {}
 
-    // Address of a thread's first vector; the next ones are `step()` bytes apart.
-    __device__ char* first(const Tile& tile, int sweep) const {
-        return start + tile.row(sweep, 0) * row_stride + tile.column(sweep) / VECTOR * BYTES;
+    // Address of a thread's first vector; the next ones are `stride()` bytes apart.
+    __device__ char* first(const Place& at, int sweep) const {
+        return start + Channels::row(at, sweep, 0) * row_stride + Channels::column(at, sweep) / VECTOR * BYTES;
     }
-    __device__ long long step() const { return DOWN * row_stride; }
+    __device__ long long stride() const { return DOWN * row_stride; }
 
     // Positions outside of the matrix read as zero.
-    __device__ void read(Words<BYTES> (&held)[HELD], const Tile& tile, int sweep) const {
-        const char* address = first(tile, sweep);
+    __device__ void read(Words<BYTES> (&held)[HELD], const Place& at, int sweep) const {
+        const char* address = first(at, sweep);
 #pragma unroll
-        for (int i = 0; i < HELD; ++i, address += step()) {
+        for (int i = 0; i < HELD; ++i, address += stride()) {
             held[i] = {};
-            if (tile.has(sweep, i)) held[i] = Words<BYTES>::read(address);
+            if (has<Channels>(at, sweep, i)) held[i] = Words<BYTES>::read(address);
         }
     }
 };
@@ -126,14 +168,16 @@ struct Findings {
 };
 
 // Writes the scales of the block's channels.
-__device__ inline Findings write_scales(char* scales, Divisor* divisors, const Partials& partials, const Tile& tile) {
+template <class Channels>
+__device__ Findings write_scales(char* scales, Divisor* divisors, const Partials<Channels>& partials, const Place& at) {
     Findings found;
+    const int first = at.chunk * Channels::OF_BLOCK;
 #pragma unroll 1
-    for (int c = threadIdx.x; c < Tile::CHANNELS; c += THREADS) {
-        if (tile.first_channel() + c >= D_K) break;
+    for (int c = threadIdx.x; c < Channels::OF_BLOCK; c += THREADS) {
+        if (first + c >= Channels::D_K) break;
         const float amax = partials.reduce(c);
         const unsigned bits = scale_of<STATE>(amax);
-        Words<STATE::Scale::BYTES>{bits}.write(scales + (tile.first_channel() + c) * STATE::Scale::BYTES);
+        Words<STATE::Scale::BYTES>{bits}.write(scales + (first + c) * STATE::Scale::BYTES);
         divisors[c] = Divisor::of(STATE::Scale::to_float(bits));
         found.finite &= divisors[c].is_finite();
         found.exceeding |= exceeds<STATE>(amax, divisors[c]);
@@ -141,20 +185,22 @@ __device__ inline Findings write_scales(char* scales, Divisor* divisors, const P
     return found;
 }
 
-__device__ inline void read_scales(float* of_block, const Tile& tile, const char* scales) {
+template <class Channels>
+__device__ void read_scales(float* of_block, const Place& at, const char* scales) {
+    const int first = at.chunk * Channels::OF_BLOCK;
 #pragma unroll 1
-    for (int c = threadIdx.x; c < Tile::CHANNELS; c += THREADS) {
-        if (tile.first_channel() + c >= D_K) break;
-        const char* scale = scales + (tile.first_channel() + c) * STATE::Scale::BYTES;
+    for (int c = threadIdx.x; c < Channels::OF_BLOCK; c += THREADS) {
+        if (first + c >= Channels::D_K) break;
+        const char* scale = scales + (first + c) * STATE::Scale::BYTES;
         of_block[c] = STATE::Scale::to_float(Words<STATE::Scale::BYTES>::read(scale).at[0]);
     }
 }
 
 // What the elements of row `i` of a thread need from the block's channels.
-template <class T>
-__device__ void fetch(T (&of_elements)[VECTOR], const T* of_channels, const Tile& tile, int i) {
+template <class Channels, class T>
+__device__ void fetch(T (&of_elements)[VECTOR], const T* of_channels, const Place& at, int i) {
 #pragma unroll
-    for (int j = 0; j < VECTOR; ++j) of_elements[j] = of_channels[tile.channel(Tile::own(i, j))];
+    for (int j = 0; j < VECTOR; ++j) of_elements[j] = of_channels[Channels::channel(at, Channels::own(i, j))];
 }
 
 template <bool CLAMP>
@@ -184,66 +230,69 @@ __device__ inline State dequantize(const Codes& codes, const float (&scales)[VEC
     return State::rounded(values);
 }
 
-template <bool CLAMP>
+template <bool CLAMP, class Channels>
 __device__ void write_codes(
-    const Matrix<VECTOR>& target, const Words<State::BYTES> (&held)[HELD], const Divisor* divisors, const Tile& tile,
-    int sweep) {
-    char* address = target.first(tile, sweep);
+    const Matrix<Channels, VECTOR>& target, const Words<State::BYTES> (&held)[HELD], const Divisor* divisors,
+    const Place& at, int sweep) {
+    char* address = target.first(at, sweep);
     Divisor by[VECTOR];
 #pragma unroll
-    for (int i = 0; i < HELD; ++i, address += target.step()) {
-        if (!tile.has(sweep, i)) continue;
-        if (i == 0 || !K_LAST) fetch(by, divisors, tile, i);
+    for (int i = 0; i < HELD; ++i, address += target.stride()) {
+        if (!has<Channels>(at, sweep, i)) continue;
+        if (i == 0 || !Channels::SAME_IN_EVERY_ROW) fetch<Channels>(by, divisors, at, i);
         quantize<CLAMP>(State{held[i]}, by).write(address);
     }
 }
 
-__device__ inline void write_state(
-    const Matrix<State::BYTES>& target, const Codes (&held)[HELD], const float* of_channels, const Tile& tile,
+template <class Channels>
+__device__ void write_state(
+    const Matrix<Channels, State::BYTES>& target, const Codes (&held)[HELD], const float* of_channels, const Place& at,
     int sweep) {
-    char* address = target.first(tile, sweep);
+    char* address = target.first(at, sweep);
     float scales[VECTOR];
 #pragma unroll
-    for (int i = 0; i < HELD; ++i, address += target.step()) {
-        if (!tile.has(sweep, i)) continue;
-        if (i == 0 || !K_LAST) fetch(scales, of_channels, tile, i);
+    for (int i = 0; i < HELD; ++i, address += target.stride()) {
+        if (!has<Channels>(at, sweep, i)) continue;
+        if (i == 0 || !Channels::SAME_IN_EVERY_ROW) fetch<Channels>(scales, of_channels, at, i);
         dequantize(held[i], scales).words.write(address);
     }
 }
 
+using Channels = CHANNELS;
+
 // (source slots, active) -> (destination slots, checkpoint)
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 int8_store(const __grid_constant__ Arguments arguments) {
-    __shared__ Partials partials;
-    __shared__ __align__(16) Divisor divisors[Tile::CHANNELS];
+    __shared__ Partials<Channels> partials;
+    __shared__ __align__(16) Divisor divisors[Channels::OF_BLOCK];
 
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
     if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;
-    const Tile tile = Tile::of_thread(work.unit % CHUNKS);
-    const Matrix<State::BYTES> source(arguments.source, work.layer, work.source, head);
-    const Matrix<VECTOR> target(arguments.target, work.layer, work.target, head);
+    const Place at = Place::of_thread(work.unit % CHUNKS);
+    const Matrix<Channels, State::BYTES> source(arguments.source, work.layer, work.source, head);
+    const Matrix<Channels, VECTOR> target(arguments.target, work.layer, work.target, head);
 
     Words<State::BYTES> held[HELD];
-    Largest largest;
+    Largest<Channels> largest;
     for (int sweep = 0; sweep < SWEEPS; ++sweep) {
-        source.read(held, tile, sweep);
+        source.read(held, at, sweep);
         largest.take(held);
     }
-    partials.put(tile, largest);
+    partials.put(at, largest);
     __syncthreads();
     char* scales = arguments.scale.at(work.layer, work.target, head);
-    const Findings found = write_scales(scales, divisors, partials, tile);
+    const Findings found = write_scales(scales, divisors, partials, at);
     if (!found.finite) arguments.report(work.pair, NON_FINITE);
     const bool clamp = __syncthreads_or(found.exceeding);
     for (int sweep = 0; sweep < SWEEPS; ++sweep) {
-        if (SWEEPS > 1) source.read(held, tile, sweep);
+        if (SWEEPS > 1) source.read(held, at, sweep);
         if (STATE::Scale::BYTES == 2 && clamp) {
-            write_codes<true>(target, held, divisors, tile, sweep);
+            write_codes<true>(target, held, divisors, at, sweep);
         } else {
-            write_codes<false>(target, held, divisors, tile, sweep);
+            write_codes<false>(target, held, divisors, at, sweep);
         }
     }
 }
@@ -251,23 +300,23 @@ int8_store(const __grid_constant__ Arguments arguments) {
 // (source slots, checkpoint) -> (destination slots, active)
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 int8_load(const __grid_constant__ Arguments arguments) {
-    __shared__ float scales[Tile::CHANNELS];
+    __shared__ float scales[Channels::OF_BLOCK];
 
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
     if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;
-    const Tile tile = Tile::of_thread(work.unit % CHUNKS);
-    const Matrix<VECTOR> source(arguments.source, work.layer, work.source, head);
-    const Matrix<State::BYTES> target(arguments.target, work.layer, work.target, head);
+    const Place at = Place::of_thread(work.unit % CHUNKS);
+    const Matrix<Channels, VECTOR> source(arguments.source, work.layer, work.source, head);
+    const Matrix<Channels, State::BYTES> target(arguments.target, work.layer, work.target, head);
 
     Codes held[HELD];
-    source.read(held, tile, 0);
-    read_scales(scales, tile, arguments.scale.at(work.layer, work.source, head));
+    source.read(held, at, 0);
+    read_scales<Channels>(scales, at, arguments.scale.at(work.layer, work.source, head));
     __syncthreads();
     for (int sweep = 0; sweep < SWEEPS; ++sweep) {
-        if (sweep > 0) source.read(held, tile, sweep);
-        write_state(target, held, scales, tile, sweep);
+        if (sweep > 0) source.read(held, at, sweep);
+        write_state(target, held, scales, at, sweep);
     }
 }

@@ -16,7 +16,7 @@ constexpr int NON_FINITE = 1;    // status: the state does not reload finite
 constexpr int OUT_OF_RANGE = 2;  // status: a slot is the padding sink or past the end; nothing moved
 
 // Memory with one entry per layer and slot. Strides are bytes.
-struct Pool {
+struct Strided {
     const unsigned long long* table;  // the address of each layer; or null, then base + layer * layer_stride
     unsigned long long base;
     long long layer_stride, slot_stride, head_stride, row_stride;
@@ -28,7 +28,7 @@ struct Pool {
 };
 
 struct Window {
-    Pool source, target;
+    Strided source, target;
     long long vectors;  // WINDOW_VECTOR bytes each
     long long blocks;
 };
@@ -38,7 +38,7 @@ struct Arguments {
     unsigned pair_count;
     unsigned source_slots, target_slots;  // the padding sinks included
     unsigned state_blocks, units;         // per pair and layer: without and with the windows' blocks
-    Pool source, target, scale;
+    Strided source, target, scale;
     Window windows[WINDOW_SLOTS];
 
     __device__ void report(unsigned pair, int flag) const { atomicOr(pairs + 2 * pair_count + pair, flag); }

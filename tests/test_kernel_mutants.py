@@ -20,7 +20,7 @@ from kernel_cases import Case, cpu_codec, cuda_codec, out_of_range_problems, rou
 ESCAPED, CAUGHT = 0, 3
 
 SYNC = "    __syncthreads();\n"
-STORED = f"    partials.put(tile, largest);\n{SYNC}"
+STORED = f"    partials.put(at, largest);\n{SYNC}"
 SCALED = "const bool clamp = __syncthreads_or(found.exceeding);"
 FETCHED = f"arguments.scale.at(work.layer, work.source, head));\n{SYNC}"
 SUM = "add(quotient, 12582912.0f)"
@@ -30,7 +30,7 @@ TO_BF16 = "return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;"
 MOVED = "const Vector<To, VECTOR> moved"
 CLAMPED = "min(max(code, ZERO - 127), ZERO + 127)"
 SMALLEST = "max(__float_as_uint(amax), SMALLEST_AMAX)"
-SWEPT = "(K_LAST ? sweep : chunk) * HELD"
+SWEPT = "(sweep * HELD + i)"
 TARGET = "pairs[arguments.pair_count + work.pair]"
 SOME_SYNC = "    if (threadIdx.x < 9) __syncthreads();\n"
 
@@ -39,10 +39,10 @@ MUTANTS = {
     "no barrier after the scales": ("int8.cu", SCALED, "const bool clamp = found.exceeding;"),
     "no barrier before the scales are used": ("int8.cu", FETCHED, FETCHED.replace(SYNC, "")),
     "a barrier that some threads miss": ("int8.cu", STORED, STORED.replace(SYNC, SOME_SYNC)),
-    "rows beyond the end": ("int8.cu", "row(sweep, i) < ROWS && ", ""),
-    "columns beyond the end": ("int8.cu", " && column(sweep) < COLUMNS", ""),
-    "threads beyond the tile": ("int8.cu", "down < DOWN && row", "row"),
-    "one contributor too few": ("int8.cu", "i < CONTRIBUTORS", "i < CONTRIBUTORS - 1"),
+    "rows beyond the end": ("int8.cu", "Channels::row(at, sweep, i) < ROWS && ", ""),
+    "columns beyond the end": ("int8.cu", " && Channels::column(at, sweep) < COLUMNS", ""),
+    "threads beyond the chunk": ("int8.cu", "at.down < DOWN && Channels::row", "Channels::row"),
+    "one contributor too few": ("int8.cu", "i < Channels::CONTRIBUTORS", "i < Channels::CONTRIBUTORS - 1"),
     "contiguous rows": ("int8.cu", "row_stride(pool.row_stride)", "row_stride(COLUMNS / VECTOR * BYTES)"),
     "a second sweep reads the first": ("int8.cu", SWEPT, SWEPT.replace("sweep", "0")),
     "codes of a bad channel stay": ("int8.cu", " & finite;", ";"),

@@ -211,7 +211,7 @@ def run_sanitized() -> None:
             sys.exit(f"{case}: {found}")
     child = os.fork()
     if child == 0:
-        overrun = Mutation("int8.cu", "row(sweep, i) < ROWS && ", "")
+        overrun = Mutation("int8.cu", "Channels::row(at, sweep, i) < ROWS && ", "")
         on_cpu(Case(d_k=24, d_v=37, heads=1, layers=1, slots=1, dtype=FP32), sanitize=True, mutation=overrun)
         os._exit(0)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 77:

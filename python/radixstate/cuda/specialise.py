@@ -146,7 +146,8 @@ def int8(heads: Heads) -> Program:
         geometry = Geometry.of_columns(rows, across, sector)
     else:
         geometry = Geometry.of_rows(rows, across)
-    special = {"K_LAST": int(heads.k_last), "ACROSS": geometry.across, "SWEEPS": geometry.sweeps}
+    channels = "Columns" if heads.k_last else "Rows"
+    special = {"CHANNELS": channels, "ACROSS": geometry.across, "SWEEPS": geometry.sweeps}
     return _program("int8.cu", heads, geometry, special)
 
 
