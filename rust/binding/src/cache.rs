@@ -626,6 +626,32 @@ impl Cache {
         self.call(|core| core.complete(ticket, outcome))
     }
 
+    /// (ticket, checkpoint slot, step or None) of each stored state whose ticket is still to be
+    /// completed, oldest first.
+    fn unproven(&self) -> Result<Vec<(u64, u32, Option<u64>)>> {
+        let unproven = self.ask(radixstate::Cache::unproven)?;
+        let each = unproven.iter().map(|it| (it.ticket, it.slot, it.step));
+        Ok(each.collect())
+    }
+
+    /// Cuts what is left of a prompt into pieces of at most `chunk` tokens: (begin, end, whether to
+    /// store a checkpoint at the end) each. See `Cache::pieces`.
+    ///
+    /// Raises ConfigError for a chunk of 0.
+    #[pyo3(signature = (sequence, chunk=None))]
+    fn pieces(
+        &self,
+        sequence: &SequenceHandle,
+        chunk: Option<Number<usize>>,
+    ) -> Result<Vec<(usize, usize, bool)>> {
+        let chunk = chunk.map(|chunk| chunk.named("chunk")).transpose()?;
+        let pieces = sequence
+            .0
+            .read(|sequence| self.call(|core| core.pieces(sequence, chunk)))?;
+        let each = pieces.iter().map(|it| (it.begin, it.end, it.keep));
+        Ok(each.collect())
+    }
+
     /// Draws every prefix that lookups can reach: a line for each node, with the depths of its run,
     /// and the state at its end.
     fn draw(&self) -> Result<String> {

@@ -43,6 +43,11 @@ impl<T> Owned<T> {
         call(handle)
     }
 
+    /// Takes the handle out, if it is still there.
+    fn take(&self) -> Option<T> {
+        self.lock().take()
+    }
+
     fn used(&self) -> bool {
         self.lock().is_none()
     }
@@ -149,7 +154,12 @@ impl From<Pending> for PendingHandle {
 
 #[pymethods]
 impl PendingHandle {
-    /// Whether it was committed or published.
+    /// Gives its slot back now, whoever keeps this object. Repeating it changes nothing.
+    fn drop(&self) {
+        drop(self.pending.take());
+    }
+
+    /// Whether it was committed, published or dropped.
     #[getter]
     fn used(&self) -> bool {
         self.pending.used()

@@ -50,6 +50,12 @@ impl Match {
         self.0.generation
     }
 
+    /// Whether a deeper checkpoint of this prompt is being written, or not yet known to be finite.
+    #[getter]
+    fn not_ready(&self) -> bool {
+        self.0.not_ready
+    }
+
     fn __repr__(&self) -> String {
         let (length, kv_length, branch, reason) = (
             self.0.length,

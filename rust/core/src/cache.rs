@@ -92,6 +92,17 @@ pub struct Cache {
     pub(crate) inbox: Arc<Inbox>,
 }
 
+/// A stored state of which it is not known yet whether it is finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unproven {
+    /// To be completed.
+    pub ticket: u64,
+    /// Its checkpoint slot, which is nobody else's before that.
+    pub slot: u32,
+    /// The step that writes it.
+    pub step: Option<u64>,
+}
+
 /// How work that was in flight has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -244,6 +255,10 @@ impl Cache {
         for write in self.ledger.flight.written_in(step) {
             let prefixes = &mut self.ledger.prefixes;
             prefixes.invalidate(write.checkpoint, write.brought);
+            if let Some(proof) = write.proof {
+                // Nobody needs to know any more.
+                self.ledger.flight.end_proof(proof)?;
+            }
         }
         self.ledger.land();
         Ok(())
@@ -267,6 +282,21 @@ impl Cache {
         }
         self.ledger.land();
         Ok(())
+    }
+
+    /// The stored states whose ticket is still to be [completed](Cache::complete), oldest first.
+    pub fn unproven(&mut self) -> Vec<Unproven> {
+        self.collect_dropped();
+        let writes = self.ledger.flight.writing();
+        let unproven = writes.filter_map(|(_, write)| {
+            let ticket = write.proof.filter(|&it| self.ledger.flight.is_open(it))?;
+            Some(Unproven {
+                ticket,
+                slot: self.ledger.prefixes.pinned_slot(write.checkpoint),
+                step: write.step,
+            })
+        });
+        unproven.collect()
     }
 
     /// Withdraws a checkpoint whose content turned out not to be finite. The pages that the tree
@@ -380,6 +410,7 @@ impl Cache {
             branch: reusable.branch,
             reason: reusable.reason,
             generation: reusable.generation,
+            not_ready: reusable.not_ready,
             checkpoint: reusable.checkpoint,
             namespace: namespace.clone(),
             cache: self.inbox.cache,

@@ -53,6 +53,7 @@ impl Cache {
             branch: matched.branch,
             reason: matched.reason,
             generation: matched.generation,
+            not_ready: matched.not_ready,
             checkpoint: matched.checkpoint,
         };
         self.ledger.emit(Event::Lease {

@@ -57,8 +57,14 @@ impl<T> Flight<T> {
         if !self.proofs.remove(&ticket) {
             return Ok(None);
         }
-        let proven = self.writing.get(&ticket).and_then(|writes| writes.first());
-        Ok(proven.copied())
+        let writes = self.writing.get(&ticket).into_iter().flatten();
+        let proven = writes.copied().find(|write| write.proof == Some(ticket));
+        Ok(proven)
+    }
+
+    /// Whether a proof is still awaited.
+    pub(crate) fn is_open(&self, proof: u64) -> bool {
+        self.proofs.contains(&proof)
     }
 
     /// The checkpoints that a step writes and that are not ready.
@@ -178,6 +184,7 @@ mod tests {
             },
             brought: 0,
             step: Some(step),
+            proof: None,
         };
         flight.writes(step, write);
         flight.wait("slot");

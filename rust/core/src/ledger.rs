@@ -429,6 +429,7 @@ impl Ledger {
                 checkpoint: id,
                 brought,
                 step,
+                proof,
             };
             self.flight.writes(ticket, write);
         }

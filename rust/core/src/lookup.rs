@@ -33,6 +33,8 @@ pub struct Match {
     pub reason: Reason,
     /// How often the reusable state has been encoded since it was computed; 0 without a hit.
     pub generation: u32,
+    /// A deeper checkpoint of this prompt is being written, or not yet known to be finite.
+    pub not_ready: bool,
     pub(crate) checkpoint: Option<CheckpointId>,
     pub(crate) namespace: Namespace,
     pub(crate) cache: u64,
@@ -48,6 +50,7 @@ pub(crate) struct Reusable {
     pub(crate) branch: Option<usize>,
     pub(crate) reason: Reason,
     pub(crate) generation: u32,
+    pub(crate) not_ready: bool,
     pub(crate) checkpoint: Option<CheckpointId>,
 }
 
@@ -58,6 +61,7 @@ impl Reusable {
         branch: None,
         reason: Reason::NoPrefix,
         generation: 0,
+        not_ready: false,
         checkpoint: None,
     };
 }
@@ -79,9 +83,9 @@ impl Prefixes {
             occupied = node.end;
             if checkpoint.ready {
                 deepest = Some((index, node.end, checkpoint));
-            } else {
-                unready = true;
             }
+            // The path is walked downwards: the last word is that of the deepest.
+            unready = !checkpoint.ready;
         });
         let useful = self.grid().legal_depth(reach.matched.min(limit));
         let length = deepest.map_or(0, |(_, end, _)| end);
@@ -106,6 +110,7 @@ impl Prefixes {
             branch: (useful > length && useful != occupied).then_some(useful),
             reason,
             generation: deepest.map_or(0, |(_, _, checkpoint)| checkpoint.encodings),
+            not_ready: unready,
             checkpoint,
         }
     }

@@ -45,6 +45,8 @@ pub(crate) struct Write {
     pub(crate) brought: usize,
     /// The step that writes it.
     pub(crate) step: Option<u64>,
+    /// The ticket of the proof that it is finite.
+    pub(crate) proof: Option<u64>,
 }
 
 /// Where a state that is to be stored comes from.

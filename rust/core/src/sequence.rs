@@ -22,6 +22,8 @@ pub(crate) struct Running {
     /// Positions for which pages are held.
     pub(crate) claimed: usize,
     reused: usize,
+    /// Depth at which a checkpoint would have helped it at its start.
+    branch: Option<usize>,
     loaded: bool,
     no_store: bool,
 }
@@ -89,6 +91,11 @@ impl<'a> SequenceView<'a> {
     /// Tokens whose KV and state came from the cache at the start.
     pub fn reused(self) -> usize {
         self.running.reused
+    }
+
+    /// Depth at which a checkpoint would have helped this request at its start.
+    pub(crate) fn branch(self) -> Option<usize> {
+        self.running.branch
     }
 
     /// Every token known so far.
@@ -226,6 +233,7 @@ impl Cache {
             tokens: tokens.into_owned(),
             claimed,
             reused: reusable.length,
+            branch: reusable.branch,
             loaded: false,
             no_store: options.no_store,
         };
