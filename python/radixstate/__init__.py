@@ -1,16 +1,20 @@
 """Prefix caching for models with recurrent state: int8 checkpoints in a pool of their own.
 
     cache = PrefixCache(StateSpec.from_config(model.config), active_slots=16, kv_pages=4096)
-    with cache.start(tokens) as seq:           # raises OutOfSlotsError, having changed nothing
-        model.prefill(tokens[seq.reused:], slot=seq.slot, pages=seq.pages)
-        seq.checkpoint()                       # optional work: says Stored or Skipped
+    with cache.start(tokens) as seq:                     # raises OutOfSlotsError, having changed nothing
+        for begin, end, keep in seq.pieces(chunk=2048):  # cut where a saved state helps the next prompt
+            model.prefill(tokens[begin:end], slot=seq.slot, pages=seq.pages)
+            if keep:
+                seq.checkpoint(end)                      # optional work: says Stored or Skipped
 
 Importing the package does not import torch.
 """
 
-from radixstate._native import Freed, Match, Namespace, Request, Stats, Stored, Usage
-from radixstate.cache import Lease, PrefixCache, Sequence
+from radixstate._native import Freed, Match, Namespace, Request, Stats, Step, Stored, Usage
+from radixstate.cache import PrefixCache
+from radixstate.lease import Lease
 from radixstate.results import Published, Skipped
+from radixstate.sequence import Sequence
 from radixstate.states import ActivePool, CheckpointPool, ConvSpec, StateSpec
 from radixstate.transfer import Transfer
 
@@ -29,6 +33,7 @@ __all__ = [
     "Skipped",
     "StateSpec",
     "Stats",
+    "Step",
     "Stored",
     "Transfer",
     "Usage",

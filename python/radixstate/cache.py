@@ -1,46 +1,39 @@
-"""What a scheduler calls: the cache, its running sequences, and leases for engines with their own allocators.
+"""What a scheduler calls: the cache with its tensors.
 
-The native core decides which slot, the pools hold the tensors, the codec fills them: all this module does is
+The native core decides which slot, the pools hold the tensors, a codec fills them: all this module does is
 to bring the three together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import lcm
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, Self
+from operator import index
+from typing import TYPE_CHECKING, Literal, cast
 
 from radixstate import _native, budget
-from radixstate._native import Freed, Match, Namespace, Stats, Stored, Usage
-from radixstate.errors import AlreadyLoadedError, CacheError, ConfigError, TensorError
-from radixstate.results import Published, Skipped
+from radixstate._native import Freed, Match, Namespace, Stats, Step, Stored, Usage
+from radixstate.errors import CacheError, ConfigError, TensorError
+from radixstate.finiteness import Proofs, Verdict
+from radixstate.lease import Lease
+from radixstate.owner import Owner, leave
+from radixstate.results import Skipped, skipped
+from radixstate.sequence import Sequence
 from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
-from radixstate.verdicts import Unsettled, Verdict
+from radixstate.tokens import Tokens, sized
+from radixstate.transfer import Transfer
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import WriteableBuffer
 
-    from radixstate._native import Request, Started
+    from radixstate._native import PendingHandle, Request, Started
 
 PoolName = Literal["kv", "active", "checkpoint"]
 
-Tokens = Iterable[int]
-"""Token ids in 0..2**32. CPU tensors and buffers (numpy, array) of int32 or int64 are read in place."""
 
-
-class _Owner:
-    """Owns slots, and so exists once: a copy would give them back a second time."""
-
-    def __reduce__(self) -> NoReturn:
-        """Refuses `copy` and `pickle`, which both ask this."""
-        raise TypeError(f"cannot copy or pickle a {type(self).__name__}: it owns slots of this process")
-
-
-class PrefixCache(_Owner):
+class PrefixCache(Owner):
     """A prefix cache for recurrent states, with its tensors.
 
     Attributes:
@@ -86,7 +79,8 @@ class PrefixCache(_Owner):
         Raises:
             ConfigError: sizes with which nothing could ever be reused, or that contradict `active`.
             BudgetError: not enough free memory.
-            TensorError: `active` holds states of another spec.
+            TensorError: `active` holds states of another spec or tensors that share memory, or no codec serves it.
+            ModuleNotFoundError: the pools are on cuda, and CuPy is missing.
         """
         device = active.device if active else device
         plan = _plan(spec, active, active_slots, checkpoint_slots, format)
@@ -108,8 +102,13 @@ class PrefixCache(_Owner):
         self.page_size = page_size
         self.active = active or ActivePool(spec, plan.active_slots, device=device)
         self.checkpoints = CheckpointPool(spec, plan.checkpoint_slots, format=format, device=device)
+        self._transfer = Transfer(self.active, self.checkpoints)
         self._external = external
-        self._unsettled = Unsettled(self._native.refuse)
+        self._proofs = Proofs(self._native)
+
+    def __repr__(self) -> str:
+        """Slots in use of each pool."""
+        return repr(self._native).replace("Cache", type(self).__name__, 1)
 
     def legal_depth(self, tokens: int) -> int:
         """The deepest depth, at most `tokens`, at which a state may be cached."""
@@ -124,16 +123,19 @@ class PrefixCache(_Owner):
             EmptyPromptError: `tokens` is empty.
             TokenRangeError: a token is not in 0..2**32.
         """
-        tokens = self._settled(tokens, namespace, max_length)
+        tokens = self._proven(tokens, namespace, max_length)
         return self._native.lookup(tokens, namespace=namespace, max_length=max_length)
 
-    def _settled(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
-        """Waits for verdicts on stored states if `tokens` would hit one; returns tokens to be read again."""
-        if not self._unsettled:
+    def _proven(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
+        """If this prompt could hit a state that is not yet known to be finite, waits until it is known.
+
+        Returns the tokens; an iterator is read into a list.
+        """
+        if not self._proofs:
             return tokens
-        tokens = _sized(tokens)
-        if self._native.lookup(tokens, namespace=namespace, max_length=max_length).length:
-            self._unsettled.settle()
+        tokens = sized(tokens)
+        if self._native.lookup(tokens, namespace=namespace, max_length=max_length).not_ready:
+            self._proofs.report(None)
         return tokens
 
     def start(
@@ -164,7 +166,8 @@ class PrefixCache(_Owner):
             ConfigError: active slots belong to the engine.
         """
         self._require_own_slots()
-        tokens = tokens if no_read else self._settled(tokens, namespace, max_length)
+        if not no_read:
+            tokens = self._proven(tokens, namespace, max_length)
         started = self._native.start(
             tokens,
             reserve=reserve,
@@ -173,7 +176,14 @@ class PrefixCache(_Owner):
             no_store=no_store,
             max_length=max_length,
         )
-        return self._begin([started])[0]
+        try:
+            self._fill(started.load_from, cast(int, started.slot))
+            self._native.loaded(started.sequence)
+            return Sequence(self, started)
+        except BaseException:
+            # Whoever keeps the exception keeps this frame: nothing is left to the end of its variables.
+            self._native.abort(started.sequence)
+            raise
 
     def start_many(self, requests: Iterable[Request]) -> list[Sequence | CacheError]:
         """Starts a scheduler step's worth of requests, in order; all their states are decoded together.
@@ -185,67 +195,119 @@ class PrefixCache(_Owner):
         """
         self._require_own_slots()
         requests = list(requests)  # whose iterator may store something
-        self._unsettled.settle()
+        if self._proofs:
+            self._proofs.report(None)
         outcomes = self._native.start_many(requests)
-        sequences = iter(self._begin([it for it in outcomes if isinstance(it, _native.Started)]))
-        return [next(sequences) if isinstance(it, _native.Started) else it for it in outcomes]
+        try:
+            return self._begin(outcomes)
+        except BaseException:
+            for outcome in outcomes:
+                if isinstance(outcome, _native.Started):
+                    self._native.abort(outcome.sequence)
+            raise
 
-    def _begin(self, started: list[Started]) -> list[Sequence]:
+    def _begin(self, outcomes: list[Started | CacheError]) -> list[Sequence | CacheError]:
         """Makes the slots of new sequences hold their states."""
-        sequences = [Sequence(self, it) for it in started]
-        self._fill([(it.load_from, seq.slot) for it, seq in zip(started, sequences, strict=True)])
+        started = [it for it in outcomes if isinstance(it, _native.Started)]
+        hits = [(it.load_from, cast(int, it.slot)) for it in started if it.load_from is not None]
+        if hits:
+            self._transfer.load(hits)
+        for it in started:
+            if it.load_from is None:
+                self.active.clear(cast(int, it.slot))
         for it in started:
             self._native.loaded(it.sequence)
-        return sequences
+        return [Sequence(self, it) if isinstance(it, _native.Started) else it for it in outcomes]
 
-    def _fill(self, pairs: list[tuple[int | None, int]]) -> None:
-        """Makes each active slot hold a cached state, or the empty one."""
-        self.checkpoints.load(self.active, [(source, slot) for source, slot in pairs if source is not None])
-        for source, slot in pairs:
-            if source is None:
-                self.active.clear(slot)
+    def _fill(self, source: int | None, slot: int) -> None:
+        """Makes an active slot hold a cached state, or the empty one."""
+        if source is None:
+            self.active.clear(slot)
+        else:
+            self._transfer.load([(source, slot)])
 
     def _require_own_slots(self) -> None:
         if self._external:
             raise ConfigError("the engine hands out active slots here: use lookup() and lease(), not start()")
 
+    def _checkpoint(self, seq: Sequence, depth: int, source: int) -> Stored | Skipped:
+        """See `Sequence.checkpoint`."""
+        pending = self._reserve(lambda: self._native.reserve_checkpoint(seq._handle, depth, source))
+        try:
+            if isinstance(pending, _native.Skipped):
+                self._spend(seq, source)
+                return skipped(pending)
+            (verdict,) = self._encode([(source, pending.slot)])
+            self._spend(seq, source)
+            return self._commit(seq, pending, verdict)
+        except BaseException:
+            if isinstance(pending, _native.PendingHandle):
+                pending.drop()
+            raise
+
     def checkpoint_many(self, states: Iterable[tuple[Sequence, int, int]]) -> list[Stored | Skipped]:
         """`Sequence.checkpoint` for (sequence, depth, source slot) each, encoded together."""
-        reserved = self._reserve_all(states)
-        pairs = [(source, slot.slot) for _, slot, source in reserved if not isinstance(slot, _native.Skipped)]
-        verdicts = iter(self._encode(pairs))
-        return [
-            _skipped(slot) if isinstance(slot, _native.Skipped) else self._commit(seq, slot, next(verdicts))
-            for seq, slot, _ in reserved
-        ]
-
-    def _reserve_all(
-        self, states: Iterable[tuple[Sequence, int, int]]
-    ) -> list[tuple[Sequence, _native.PendingHandle | _native.Skipped, int]]:
-        """Reserves for all, or raises before anything is evicted for one."""
         states = list(states)
         for seq, depth, source in states:
-            self._native.check_checkpoint(seq._handle, depth, source)
-        return [
-            (seq, self._native.reserve_checkpoint(seq._handle, depth, source), source)
-            for seq, depth, source in states
-        ]
+            self._native.can_checkpoint(seq._handle, depth, source)
+        reserved: list[PendingHandle | _native.Skipped] = []
+        try:
+            for seq, depth, source in states:
+                reserved.append(self._native.reserve_checkpoint(seq._handle, depth, source))
+            pending = [it for it in reserved if isinstance(it, _native.PendingHandle)]
+            sources = [
+                source
+                for (_, _, source), it in zip(states, reserved, strict=True)
+                if isinstance(it, _native.PendingHandle)
+            ]
+            verdicts = iter(self._encode([(s, it.slot) for s, it in zip(sources, pending, strict=True)]))
+            for seq, _, source in states:
+                self._spend(seq, source)
+            return [
+                skipped(it) if isinstance(it, _native.Skipped) else self._commit(seq, it, next(verdicts))
+                for (seq, _, _), it in zip(states, reserved, strict=True)
+            ]
+        except BaseException:
+            for it in reserved:
+                if isinstance(it, _native.PendingHandle):
+                    it.drop()
+            raise
+
+    def _reserve(
+        self, reserve: Callable[[], PendingHandle | _native.Skipped]
+    ) -> PendingHandle | _native.Skipped:
+        """Reserves a slot; states that only wait for their proof make room once that is read."""
+        pending = reserve()
+        if isinstance(pending, _native.Skipped) and pending.reason == "no_room" and self._proofs:
+            self._proofs.report(None)
+            pending = reserve()
+        return pending
 
     def _encode(self, pairs: list[tuple[int, int]]) -> list[Verdict]:
         """Stores active slots into checkpoint slots."""
-        finite = self.checkpoints.store(self.active, pairs)
+        if not pairs:
+            return []
+        finite = self._transfer.store(pairs)
         return [Verdict(finite, i) for i in range(len(pairs))]
 
-    def _commit(self, seq: Sequence, pending: _native.PendingHandle, verdict: Verdict) -> Stored | Skipped:
+    def _spend(self, seq: Sequence, source: int) -> None:
+        """A further slot gives its state once, whatever became of that."""
+        if source != seq._slot:
+            self.active.spend(source)
+
+    def _commit(self, seq: Sequence, pending: PendingHandle, verdict: Verdict) -> Stored | Skipped:
         """Publishes what was encoded. If that is known not to be finite, its slot goes back instead."""
         if verdict.known and not verdict.is_finite():
-            return _skipped(self._native.discard(pending))
-        return self._outcome(self._native.commit(seq._handle, pending), verdict)
+            return skipped(self._native.discard(pending))
+        if not verdict.known:
+            self._proofs.expect(pending.slot, verdict)
+        outcome = self._native.commit(seq._handle, pending, proven=verdict.known)
+        return self._published(pending, outcome)
 
-    def _outcome(self, outcome: Stored | _native.Skipped, verdict: Verdict) -> Stored | Skipped:
+    def _published(self, pending: PendingHandle, outcome: Stored | _native.Skipped) -> Stored | Skipped:
         if isinstance(outcome, _native.Skipped):
-            return _skipped(outcome)
-        self._unsettled.add(outcome, verdict)
+            self._proofs.forget(pending.slot)
+            return skipped(outcome)
         return outcome
 
     def lease(self, match: Match) -> Lease:
@@ -269,37 +331,40 @@ class PrefixCache(_Owner):
         """Lookups see an empty cache at once; running sequences keep what they hold, and store nothing."""
         self._native.reset()
 
-    def begin_step(self) -> int:
-        """Declares work in flight: what is given back from now on waits for its end. See `step`."""
+    def begin_step(self) -> Step:
+        """Declares work in flight: what is given back from now on waits for its end. See `step`.
+
+        Keep the step, which counts as its number, until it is retired: dropping it earlier cancels it.
+        """
         return self._native.begin_step()
 
-    def retire_step(self, step: int, refused: Iterable[Stored] = (), *, failed: bool = False) -> None:
+    def retire_step(self, step: Step | int, refused: Iterable[Stored] = (), *, failed: bool = False) -> None:
         """A step has ended, in any order; repeating it changes nothing.
 
-        It has ended also when `refused` or the wait for a device raises: then every state stored in it counts as
-        refused, and the error goes on.
+        It has ended also when `refused` or the wait for a device raises: then every state stored in it is
+        withdrawn, and the error goes on.
 
         Args:
-            step: from `begin_step`.
+            step: from `begin_step`, or its number.
             refused: states that were not finite.
-            failed: its work did not run, or not to its end: every state stored in it (`Stored.step`) is refused.
+            failed: its work did not run, or not to its end: every state stored in it (`Stored.step`) is withdrawn.
 
         Raises:
             UnknownStepError: no such step was begun.
             WrongCacheError: another cache stored a refused state; the step goes on.
         """
-        withdrawn: list[Stored] = []
-        asked = False
+        number = index(step)
+        if failed:
+            self._native.cancel_step(number)
+            return
         try:
-            withdrawn.extend(refused)
-            if not failed:
-                withdrawn.extend(self._unsettled.refused_in(step))
-                asked = True
-        finally:
-            if not asked:
-                withdrawn.extend(self._unsettled.stored_in(step))
-            self._native.retire_step(step, withdrawn)
-        self._unsettled.forget(step)
+            refused = list(refused)
+            if self._proofs:
+                self._proofs.report(number)
+        except BaseException:
+            self._native.cancel_step(number)
+            raise
+        self._native.retire_step(number, refused)
 
     def refuse(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
@@ -313,17 +378,18 @@ class PrefixCache(_Owner):
         self._native.refuse(stored)
 
     @contextmanager
-    def step(self) -> Iterator[int]:
+    def step(self) -> Iterator[Step]:
         """One step, begun on entry and retired on exit, as failed when its body raises.
 
         Overlapping ones use `begin_step`, `retire_step`.
         """
-        step, failed = self.begin_step(), True
+        step = self.begin_step()
         try:
             yield step
-            failed = False
-        finally:
-            self.retire_step(step, failed=failed)
+        except BaseException as error:
+            leave(lambda: self.retire_step(step, failed=True), error)
+            raise
+        self.retire_step(step)
 
     def stats(self) -> Stats:
         """All counters since the cache was made, and the bytes in use."""
@@ -342,6 +408,10 @@ class PrefixCache(_Owner):
         """
         return self._native.digest()
 
+    def draw(self) -> str:
+        """A text picture of every prefix that lookups can reach, with the states at their ends."""
+        return self._native.draw()
+
     def check(self, engine_free: Iterable[int] | None = None) -> None:
         """Recomputes every invariant; with `engine_free` also that no page free there is adopted here.
 
@@ -349,226 +419,6 @@ class PrefixCache(_Owner):
             CheckError: something is wrong; `violations` lists all of it.
         """
         self._native.check(engine_free)
-
-
-class Sequence(_Owner):
-    """A running request: its active slot, its pages and its pin on what it reuses.
-
-    A context manager: leaving it finishes the request, or aborts it on an exception. Dropping it also gives
-    everything back. Used afterwards it raises UseAfterFinishError.
-    """
-
-    def __init__(self, cache: PrefixCache, started: Started) -> None:
-        """Made by `PrefixCache.start`."""
-        self._cache = cache
-        self._handle = started.sequence
-        self.match = started.match
-
-    @property
-    def slot(self) -> int:
-        """The active slot that holds the running state."""
-        slot = self._cache._native.slot(self._handle)
-        assert slot is not None, "an internal active pool gives every sequence a slot"
-        return slot
-
-    @property
-    def reused(self) -> int:
-        """Tokens whose pages and state were taken from the cache: compute from here on."""
-        return self._cache._native.reused(self._handle)
-
-    @property
-    def pages(self) -> list[int]:
-        """KV pages in the order of the tokens. Read again after a checkpoint, which may replace some."""
-        return self._cache._native.pages(self._handle)
-
-    def copy_pages(self, out: WriteableBuffer) -> int:
-        """Writes `pages` into a row of a page table, without a Python object for each.
-
-        Args:
-            out: contiguous int32, with room for all of them: an array, or `tensor.numpy()` of a CPU tensor.
-
-        Returns:
-            How many pages that were.
-
-        Raises:
-            TensorError: `out` has another type, is read-only or strided.
-            LengthMismatchError: `out` is too short; nothing was written.
-        """
-        return self._cache._native.copy_pages(self._handle, out)
-
-    @property
-    def tokens(self) -> list[int]:
-        """All known tokens."""
-        return self._cache._native.tokens(self._handle)
-
-    @property
-    def length(self) -> int:
-        """Number of known tokens."""
-        return self._cache._native.length(self._handle)
-
-    @property
-    def claimed(self) -> int:
-        """Tokens that the pages are for."""
-        return self._cache._native.claimed(self._handle)
-
-    def grow(self, n: int) -> None:
-        """Claims pages for `n` more tokens, not yet known.
-
-        Raises:
-            OutOfSlotsError: the KV pool is short just now; nothing changed.
-            NeverFitsError: more than all pages are needed.
-        """
-        self._cache._native.grow(self._handle, n)
-
-    def append(self, tokens: Tokens) -> None:
-        """Fills claimed positions.
-
-        Raises:
-            NotClaimedError: there are more tokens than claimed positions.
-        """
-        self._cache._native.append(self._handle, tokens)
-
-    def shrink(self) -> None:
-        """Gives back the pages past the known tokens, as after a rejected draft."""
-        self._cache._native.shrink(self._handle)
-
-    def take_slot(self) -> int:
-        """One more active slot, for a kernel that writes a state on the way.
-
-        It holds NaN until then, so that a state which nobody wrote is not cached for one that somebody did.
-
-        Raises:
-            OutOfSlotsError: none is free.
-        """
-        slot = self._cache._native.take_slot(self._handle)
-        self._cache.active.poison(slot)
-        return slot
-
-    def checkpoint(self, depth: int | None = None, *, source: int | None = None) -> Stored | Skipped:
-        """Caches the state that an active slot holds. Optional work: want of room is a result, not an error.
-
-        Args:
-            depth: tokens the state was computed from; by default all known ones. If their number is not legal
-                that is skipped as `not_aligned`, for the slot does not hold the state of a legal depth.
-            source: one of the sequence's slots; by default `slot`.
-
-        Raises:
-            UnalignedError: `depth` is not legal, see `PrefixCache.legal_depth`.
-            DepthPastEndError: `depth` is beyond the known tokens.
-            NotYourSlotError: `source` is no slot of this sequence.
-        """
-        if depth is None:
-            depth = self.length
-            if depth != self._cache.legal_depth(depth):
-                return Skipped("not_aligned")
-        source = self.slot if source is None else source
-        return self._cache.checkpoint_many([(self, depth, source)])[0]
-
-    def finish(self) -> None:
-        """Ends the request and gives back everything it owns."""
-        self._cache._native.finish(self._handle)
-
-    def abort(self) -> None:
-        """The same for a request that was given up."""
-        self._cache._native.abort(self._handle)
-
-    def __enter__(self) -> Self:
-        """The sequence itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Finishes, or aborts after an exception, unless that was done."""
-        if not self._handle.used:
-            self.abort() if error else self.finish()
-
-
-class Lease(_Owner):
-    """What a lookup found, pinned, for an engine that allocates KV pages and active slots itself.
-
-    A context manager; leaving it releases the lease, and so does dropping it.
-    """
-
-    def __init__(self, cache: PrefixCache, match: Match) -> None:
-        """Made by `PrefixCache.lease`."""
-        self._cache = cache
-        self._handle = cache._native.lease(match)
-        self.match = match
-
-    @property
-    def pages(self) -> list[int]:
-        """KV pages of the leased prefix. The lease moves deeper when more is published."""
-        return self._cache._native.lease_pages(self._handle)
-
-    def copy_pages(self, out: WriteableBuffer) -> int:
-        """Writes `pages` into `out`, as `Sequence.copy_pages` does."""
-        return self._cache._native.copy_lease_pages(self._handle, out)
-
-    @property
-    def state(self) -> int | None:
-        """The checkpoint slot to load; None when nothing matched or it was loaded."""
-        return self._cache._native.lease_state(self._handle)
-
-    def loaded(self) -> None:
-        """Ends the pin on the state, for an engine that loads it with a codec of its own."""
-        self._cache._native.lease_loaded(self._handle)
-
-    def load(self, slot: int) -> None:
-        """Makes an engine's active slot hold the matched state, or none; ends the pin on that state.
-
-        Raises:
-            SlotError: `slot` is no active slot.
-            AlreadyLoadedError: the pin has ended, and the state may be gone.
-        """
-        state = self.state
-        if state is None and self.match.length:
-            raise AlreadyLoadedError(f"this lease's state at depth {self.match.length} was loaded before")
-        self._cache._fill([(state, slot)])
-        self.loaded()
-
-    def publish(self, tokens: Tokens, *, source: int, pages: Iterable[int] = ()) -> Published:
-        """Caches the state after `tokens`, which active slot `source` holds, and the KV pages with it.
-
-        Args:
-            tokens: from the start of the prompt; their number must be a legal depth.
-            source: an active slot of the engine.
-            pages: the pages of the tokens past the leased prefix.
-
-        Raises:
-            SlotError: `source` is no active slot.
-            UnalignedError: the number of tokens is not legal.
-            PrefixMismatchError: the tokens do not go on from the leased prefix.
-            LengthMismatchError: the pages are not those of the tokens past the leased prefix.
-            PageOwnershipError: a page is out of range or cached already.
-        """
-        native = self._cache._native
-        tokens, pages = _sized(tokens), list(pages)
-        self._cache.active.require(source)
-        native.check_publish(self._handle, tokens, pages)
-        pending = native.reserve(self._handle, tokens)
-        if isinstance(pending, _native.Skipped):
-            return Published(_skipped(pending), pages, [])
-        (verdict,) = self._cache._encode([(source, pending.slot)])
-        if verdict.known and not verdict.is_finite():
-            return Published(_skipped(native.discard(pending)), pages, [])
-        made = native.publish(self._handle, tokens, pages, pending)
-        return Published(self._cache._outcome(made.outcome, verdict), made.canonical, made.duplicates)
-
-    def release(self) -> None:
-        """Ends the lease."""
-        self._cache._native.release(self._handle)
-
-    def __enter__(self) -> Self:
-        """The lease itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Releases it, unless that was done."""
-        if not self._handle.used:
-            self.release()
 
 
 def _plan(
@@ -588,12 +438,3 @@ def _plan(
         raise ConfigError(f"active_slots is {active_slots}, but the active pool has {active.slots} slots")
     plan = budget.plan(spec, active_slots=active.slots, checkpoint_slots=checkpoint_slots, format=format)
     return replace(plan, active_bytes=0)
-
-
-def _sized(tokens: Tokens) -> Tokens:
-    """Tokens that can be read more than once."""
-    return tokens if isinstance(tokens, Sized) else list(tokens)
-
-
-def _skipped(skip: _native.Skipped) -> Skipped:
-    return Skipped(skip.reason, skip.wanted, skip.free, skip.evictable)

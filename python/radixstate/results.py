@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from radixstate import _native
 from radixstate._native import Stored
 
 
@@ -40,3 +41,8 @@ class Published:
     outcome: Stored | Skipped
     canonical: list[int]
     duplicates: list[int]
+
+
+def skipped(skip: _native.Skipped) -> Skipped:
+    """The front's own class, which callers can make too."""
+    return Skipped(skip.reason, skip.wanted, skip.free, skip.evictable)

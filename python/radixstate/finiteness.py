@@ -1,0 +1,70 @@
+"""Whether stored states are finite, which a device says only later. When to wait depends on calls alone.
+
+The core keeps a state that is not known to be finite from being hit, and names its ticket. Here is only what the
+device will say of it, so nothing that is lost here can make a state reusable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from radixstate import _native
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one state of a store: known at once on the CPU, on a device when the store has run."""
+
+    store: Sequence[bool]
+    index: int
+
+    @property
+    def known(self) -> bool:
+        """Whether `is_finite` waits for nothing."""
+        return isinstance(self.store, list)
+
+    def is_finite(self) -> bool:
+        """Waits for the store."""
+        return self.store[self.index]
+
+
+class Proofs:
+    """Verdicts that are still to be read, by the checkpoint slot that the core keeps for the state until then."""
+
+    def __init__(self, native: _native.Cache) -> None:
+        """Reports to `native`."""
+        self._native = native
+        self._verdicts: dict[int, Verdict] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a verdict is still to be read."""
+        return bool(self._verdicts)
+
+    def expect(self, slot: int, verdict: Verdict) -> None:
+        """Remembers what will be said of the state in a slot, before it is published."""
+        self._verdicts[slot] = verdict
+
+    def forget(self, slot: int) -> None:
+        """The state in a slot was not published after all."""
+        self._verdicts.pop(slot, None)
+
+    def report(self, step: int | None) -> None:
+        """Waits for the states that a step wrote, or that belong to none, and tells the core what they are.
+
+        A state whose wait raises, or of which nothing is known, counts as not finite. Repeating it changes nothing.
+        """
+        for ticket, slot, writer in self._native.unproven():
+            if writer == step:
+                self._report(ticket, slot)
+
+    def _report(self, ticket: int, slot: int) -> None:
+        verdict = self._verdicts.get(slot)
+        finite = False
+        try:
+            finite = verdict is not None and verdict.is_finite()
+        finally:
+            self._native.complete(ticket, finite)
+            # The slot may have the next state by now, with a verdict of its own.
+            if self._verdicts.get(slot) is verdict:
+                self._verdicts.pop(slot, None)

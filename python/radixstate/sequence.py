@@ -1,0 +1,184 @@
+"""A running request."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from radixstate._native import Stored
+from radixstate.owner import Owner, leave
+from radixstate.results import Skipped
+from radixstate.tokens import Tokens
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from radixstate._native import Started
+    from radixstate.cache import PrefixCache
+
+
+class Sequence(Owner):
+    """A running request: its active slot, its pages and its pin on what it reuses.
+
+    A context manager: leaving it finishes the request, or aborts it on an exception. Dropping it also gives
+    everything back. Used afterwards it raises UseAfterFinishError.
+
+    Attributes:
+        match: what was found for the prompt. `match.length` tokens were reused, `match.reason` says why not more,
+            and at depth `match.branch` (or None) a checkpoint would have helped.
+    """
+
+    def __init__(self, cache: PrefixCache, started: Started) -> None:
+        """Made by `PrefixCache.start`."""
+        assert started.slot is not None, "an internal active pool gives every sequence a slot"
+        self._cache = cache
+        self._handle = started.sequence
+        self._slot = started.slot
+        self.match = started.match
+
+    def __repr__(self) -> str:
+        """Its slot and what it reuses, or that it has ended."""
+        if self._handle.used:
+            return "Sequence(ended)"
+        return f"Sequence(slot={self._slot}, reused={self.match.length})"
+
+    @property
+    def slot(self) -> int:
+        """The active slot that holds the running state."""
+        slot = self._cache._native.slot(self._handle)
+        assert slot is not None, "an internal active pool gives every sequence a slot"
+        return slot
+
+    @property
+    def reused(self) -> int:
+        """Tokens whose pages and state were taken from the cache: compute from here on."""
+        return self._cache._native.reused(self._handle)
+
+    @property
+    def pages(self) -> list[int]:
+        """KV pages in the order of the tokens. Read again after a checkpoint, which may replace some."""
+        return self._cache._native.pages(self._handle)
+
+    def copy_pages(self, out: WriteableBuffer) -> int:
+        """Writes `pages` into a row of a page table, without a Python object for each.
+
+        Args:
+            out: contiguous int32, with room for all of them: an array, or `tensor.numpy()` of a CPU tensor.
+
+        Returns:
+            How many pages that were.
+
+        Raises:
+            TensorError: `out` has another type, is read-only or strided.
+            LengthMismatchError: `out` is too short; nothing was written.
+        """
+        return self._cache._native.copy_pages(self._handle, out)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All known tokens."""
+        return self._cache._native.tokens(self._handle)
+
+    @property
+    def length(self) -> int:
+        """Number of known tokens."""
+        return self._cache._native.length(self._handle)
+
+    @property
+    def claimed(self) -> int:
+        """Tokens that the pages are for."""
+        return self._cache._native.claimed(self._handle)
+
+    def pieces(self, chunk: int | None = None) -> list[tuple[int, int, bool]]:
+        """Cuts what is left of the prompt where a stored state helps later prompts.
+
+        That is at the fork where another prompt is known to leave this one, and at the deepest depth at which this
+        very prompt can be continued when it comes again.
+
+        Args:
+            chunk: tokens of the longest piece; by default there is no limit.
+
+        Returns:
+            (begin, end, keep) for each piece, from the reused tokens on: compute positions begin..end, then, with
+            `keep`, store the state by `checkpoint(end)`.
+
+        Raises:
+            ConfigError: a chunk of 0.
+        """
+        return self._cache._native.pieces(self._handle, chunk)
+
+    def grow(self, n: int) -> None:
+        """Claims pages for `n` more tokens, not yet known. `start` claimed the prompt alone.
+
+        Raises:
+            OutOfSlotsError: the KV pool is short just now; nothing changed.
+            NeverFitsError: more than all pages are needed.
+        """
+        self._cache._native.grow(self._handle, n)
+
+    def append(self, tokens: Tokens) -> None:
+        """Fills claimed positions.
+
+        Raises:
+            NotClaimedError: there are more tokens than claimed positions.
+        """
+        self._cache._native.append(self._handle, tokens)
+
+    def shrink(self) -> None:
+        """Gives back the pages past the known tokens, as after a rejected draft.
+
+        The running state is not taken back: if it has consumed tokens that were rejected, load or compute it
+        again before the next checkpoint. The cache cannot tell, and would store it for tokens it is not of.
+        """
+        self._cache._native.shrink(self._handle)
+
+    def take_slot(self) -> int:
+        """One more active slot, for a kernel that writes a state on the way.
+
+        It holds NaN until then, and again after each checkpoint from it, whatever became of that: a state
+        which nobody wrote is not cached for one that somebody did.
+
+        Raises:
+            OutOfSlotsError: none is free.
+        """
+        slot = self._cache._native.take_slot(self._handle)
+        self._cache.active.poison(slot)
+        return slot
+
+    def checkpoint(self, depth: int | None = None, *, source: int | None = None) -> Stored | Skipped:
+        """Caches the state that an active slot holds. Optional work: want of room is a result, not an error.
+
+        Args:
+            depth: tokens the state was computed from; by default all known ones. If their number is not legal
+                that is skipped as `not_aligned`, for the slot does not hold the state of a legal depth.
+            source: one of the sequence's slots; by default `slot`. A slot from `take_slot` gives its state once.
+
+        Raises:
+            UnalignedError: `depth` is not legal, see `PrefixCache.legal_depth`.
+            DepthPastEndError: `depth` is beyond the known tokens.
+            NotYourSlotError: `source` is no slot of this sequence.
+        """
+        if depth is None:
+            depth = self.length
+            if depth != self._cache.legal_depth(depth):
+                return Skipped("not_aligned")
+        return self._cache._checkpoint(self, depth, self._slot if source is None else source)
+
+    def finish(self) -> None:
+        """Ends the request and gives back everything it owns."""
+        self._cache._native.finish(self._handle)
+
+    def abort(self) -> None:
+        """The same for a request that was given up."""
+        self._cache._native.abort(self._handle)
+
+    def __enter__(self) -> Self:
+        """The sequence itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finishes, or aborts after an exception, unless that was done."""
+        if not self._handle.used:
+            leave(self.abort if error else self.finish, error)

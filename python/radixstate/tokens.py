@@ -1,0 +1,14 @@
+"""Tokens as callers have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+
+Tokens = Iterable[int]
+"""Token ids in 0..2**32. A buffer of uint32 is read in place. Other CPU tensors and buffers (numpy, array) of 32 or
+64 bits are converted in one pass, lists and other iterables number by number."""
+
+
+def sized(tokens: Tokens) -> Tokens:
+    """Tokens that can be read more than once."""
+    return tokens if isinstance(tokens, Sized) else list(tokens)
