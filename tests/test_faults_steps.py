@@ -153,9 +153,6 @@ def test_a_refused_state_of_another_cache_is_misuse_and_leaves_the_step_as_it_wa
     assert cache.lookup(PROMPT).length == 0, "what was stored in it was not forgotten"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a step that is interrupted is lost: nobody has its number"
-)
 def test_an_interrupted_step_is_over_when_its_block_is() -> None:
     for place in itertools.count():
         cache = make(PrefixCache)
@@ -169,11 +166,6 @@ def test_an_interrupted_step_is_over_when_its_block_is() -> None:
         assert retiring(cache) == NOTHING, f"interrupted at place {place}"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="retire_step works in Python first, and an interrupt there loses the step",
-)
 def test_a_step_that_is_interrupted_while_it_retires_is_over_when_its_handle_is_gone() -> None:
     for place in itertools.count():
         cache = make(PrefixCache)
@@ -184,9 +176,6 @@ def test_a_step_that_is_interrupted_while_it_retires_is_over_when_its_handle_is_
             break
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a step is an integer: dropping it ends nothing"
-)
 @pytest.mark.parametrize("stores", [False, True])
 def test_a_step_that_nobody_has_any_more_is_over(stores: bool) -> None:
     cache = make(PrefixCache)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import lcm
 from operator import index
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from radixstate import _native, budget
 from radixstate._native import Freed, Match, Namespace, Stats, Step, Stored, Usage
-from radixstate.errors import CacheError, ConfigError, TensorError
+from radixstate.errors import CacheError, ConfigError, OutOfSlotsError, TensorError
 from radixstate.finiteness import Proofs, Verdict
 from radixstate.lease import Lease
 from radixstate.owner import Owner, leave
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from radixstate._native import PendingHandle, Request, Started
 
 PoolName = Literal["kv", "active", "checkpoint"]
+T = TypeVar("T")
 
 
 class PrefixCache(Owner):
@@ -168,13 +169,15 @@ class PrefixCache(Owner):
         self._require_own_slots()
         if not no_read:
             tokens = self._proven(tokens, namespace, max_length)
-        started = self._native.start(
-            tokens,
-            reserve=reserve,
-            namespace=namespace,
-            no_read=no_read,
-            no_store=no_store,
-            max_length=max_length,
+        started = self._with_room(
+            lambda: self._native.start(
+                tokens,
+                reserve=reserve,
+                namespace=namespace,
+                no_read=no_read,
+                no_store=no_store,
+                max_length=max_length,
+            )
         )
         try:
             self._fill(started.load_from, cast(int, started.slot))
@@ -184,6 +187,16 @@ class PrefixCache(Owner):
             # Whoever keeps the exception keeps this frame: nothing is left to the end of its variables.
             self._native.abort(started.sequence)
             raise
+
+    def _with_room(self, call: Callable[[], T]) -> T:
+        """Makes a call that takes slots. States that only wait for their proof make room once that is read."""
+        try:
+            return call()
+        except OutOfSlotsError:
+            if not self._proofs:
+                raise
+            self._proofs.report(None)
+            return call()
 
     def start_many(self, requests: Iterable[Request]) -> list[Sequence | CacheError]:
         """Starts a scheduler step's worth of requests, in order; all their states are decoded together.
@@ -321,6 +334,8 @@ class PrefixCache(Owner):
 
     def evict(self, pool: PoolName, n: int) -> Freed:
         """Frees at least `n` units of a pool if it can. Says what it really freed; that is usable at once."""
+        if self._proofs:
+            self._proofs.report(None)
         return self._native.evict(pool, n)
 
     def take_freed(self, pool: PoolName) -> list[int]:

@@ -114,7 +114,7 @@ class Sequence(Owner):
             OutOfSlotsError: the KV pool is short just now; nothing changed.
             NeverFitsError: more than all pages are needed.
         """
-        self._cache._native.grow(self._handle, n)
+        self._cache._with_room(lambda: self._cache._native.grow(self._handle, n))
 
     def append(self, tokens: Tokens) -> None:
         """Fills claimed positions.
