@@ -54,8 +54,8 @@ struct Columns {
     static __device__ int first_partial(int channel) { return channel % VECTOR * PITCH + channel / VECTOR; }
 };
 
-// Channels are rows. A block takes `DOWN * HELD` of them, and sweeps along the columns. A thread has the channels of its
-// rows; the maxima of a channel come from the threads beside each other.
+// Channels are rows. A block takes `DOWN * HELD` of them, and sweeps along the columns. A thread has the channels of
+// its rows; the maxima of a channel come from the threads beside each other.
 struct Rows {
     static constexpr int D_K = ROWS;
     static constexpr int ROWS_COVERED = CHUNKS * HELD * DOWN, COLUMNS_COVERED = SWEEPS * ACROSS * VECTOR;

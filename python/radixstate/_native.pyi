@@ -428,7 +428,7 @@ class CodecPlan:
         active: object,
         checkpoint: object,
         layout: Literal["k_last", "v_last"],
-        format: Literal["native", "bf16", "int8"],
+        format: str,
         scale: object | None = None,
         conv: Sequence[tuple[object, object]] = ...,
     ) -> CodecPlan: ...

@@ -147,7 +147,11 @@ def int8(heads: Heads) -> Program:
     else:
         geometry = Geometry.of_rows(rows, across)
     channels = "Columns" if heads.k_last else "Rows"
-    special = {"CHANNELS": channels, "ACROSS": geometry.across, "SWEEPS": geometry.sweeps}
+    special: dict[str, int | str] = {
+        "CHANNELS": channels,
+        "ACROSS": geometry.across,
+        "SWEEPS": geometry.sweeps,
+    }
     return _program("int8.cu", heads, geometry, special)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from radixstate.errors import ConfigError
 from radixstate.states.rows import TensorSpec
@@ -60,12 +60,13 @@ def native(spec: Heads) -> Tensors:
 FORMATS: dict[Format, Callable[[Heads], Tensors]] = {"int8": int8, "bf16": bf16, "native": native}
 
 
-def tensors(spec: Heads, format: Format) -> Tensors:
+def tensors_of(spec: Heads, format: Format) -> Tensors:
     """The tensors of a slot in a format.
 
     Raises:
         ConfigError: the format is unknown.
     """
-    if format not in FORMATS:
-        raise ConfigError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+    known = tuple(FORMATS)
+    if format not in known:
+        raise ConfigError(f"format must be one of {', '.join(known)}, got {format!r}")
     return FORMATS[format](spec)

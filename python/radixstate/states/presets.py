@@ -57,7 +57,7 @@ _READERS: dict[str, Callable[[Any], Sizes]] = {
 }
 
 
-def read(config: Any) -> Sizes:
+def read_sizes(config: Any) -> Sizes:
     """The sizes in a transformers config, of which the text part is given.
 
     Raises:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 from radixstate.errors import ConfigError
-from radixstate.states import formats, presets
-from radixstate.states.formats import Format, Tensors
-from radixstate.states.presets import Layout
+from radixstate.states.formats import Format, Tensors, tensors_of
+from radixstate.states.presets import Layout, read_sizes
 from radixstate.states.rows import TensorSpec
 
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -77,7 +76,7 @@ class StateSpec:
             ConfigError: the model is not known, has no recurrent layer, or its type is not given.
         """
         text = getattr(config, "text_config", config)
-        sizes = presets.read(text)
+        sizes = read_sizes(text)
         named = dtype or getattr(text, "dtype", None) or getattr(config, "dtype", None)
         if named is None:
             raise ConfigError(f"the {text.model_type} config names no dtype: pass dtype=, the model's type")
@@ -107,7 +106,7 @@ class StateSpec:
             ConfigError: the format is unknown.
         """
         windows: Tensors = {f"conv.{i}": window for i, window in enumerate(self.conv)}
-        return formats.tensors(self, format) | windows
+        return tensors_of(self, format) | windows
 
     def slot_bytes(self, format: Format = "native") -> int:
         """Bytes of one slot of a checkpoint pool; of an active pool with `native`.

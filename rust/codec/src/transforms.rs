@@ -10,10 +10,10 @@ const STREAM_BYTES: usize = 4 << 20;
 
 /// What happens to one block.
 pub(crate) trait Transform<S: Simd> {
-    /// Bytes of an element that is read.
-    const SOURCE_BYTES: usize;
-    /// Bytes of an element that is written.
-    const TARGET_BYTES: usize;
+    /// Bytes of a block that is read.
+    const SOURCE: usize;
+    /// Bytes of a block that is written.
+    const TARGET: usize;
     /// What a block needs besides its elements.
     type Needs: Copy;
     /// Whether each row needs something else.
@@ -140,9 +140,7 @@ fn map_group<S: Simd, T: Transform<S>, const N: usize>(
     targets: [&mut [u8]; N],
     write: Write,
 ) {
-    let source_block = S::BLOCK * T::SOURCE_BYTES;
-    let target_block = S::BLOCK * T::TARGET_BYTES;
-    let whole = sources[0].len() / source_block;
+    let whole = sources[0].len() / T::SOURCE;
     for block in 0..whole {
         let shared = transform.needs(simd, Place { row, block });
         for i in 0..N {
@@ -157,19 +155,19 @@ fn map_group<S: Simd, T: Transform<S>, const N: usize>(
             } else {
                 shared
             };
-            let source = &sources[i][block * source_block..][..source_block];
+            let source = &sources[i][block * T::SOURCE..][..T::SOURCE];
             transform.block(
                 simd,
                 needs,
                 source,
-                &mut targets[i][block * target_block..][..target_block],
+                &mut targets[i][block * T::TARGET..][..T::TARGET],
                 write,
             );
         }
     }
     for i in 0..N {
-        let x = &sources[i][whole * source_block..];
-        let y = &mut targets[i][whole * target_block..];
+        let x = &sources[i][whole * T::SOURCE..];
+        let y = &mut targets[i][whole * T::TARGET..];
         if !x.is_empty() {
             let needs = transform.needs(
                 simd,
@@ -183,8 +181,8 @@ fn map_group<S: Simd, T: Transform<S>, const N: usize>(
             transform.block(
                 simd,
                 needs,
-                &padded[..source_block],
-                &mut result[..target_block],
+                &padded[..T::SOURCE],
+                &mut result[..T::TARGET],
                 Write::Cached,
             );
             y.copy_from_slice(&result[..y.len()]);

@@ -94,8 +94,8 @@ mod vector {
     struct IntoBf16<S: Simd, E>(Largest<S, E>);
 
     impl<S: Simd, E: Lanes> Transform<S> for IntoBf16<S, E> {
-        const SOURCE_BYTES: usize = E::BYTES;
-        const TARGET_BYTES: usize = Bf16::BYTES;
+        const SOURCE: usize = S::BLOCK * E::BYTES;
+        const TARGET: usize = S::BLOCK * Bf16::BYTES;
 
         type Needs = ();
 
@@ -115,8 +115,8 @@ mod vector {
     struct FromBf16<E>(PhantomData<E>);
 
     impl<S: Simd, E: Lanes> Transform<S> for FromBf16<E> {
-        const SOURCE_BYTES: usize = Bf16::BYTES;
-        const TARGET_BYTES: usize = E::BYTES;
+        const SOURCE: usize = S::BLOCK * Bf16::BYTES;
+        const TARGET: usize = S::BLOCK * E::BYTES;
 
         type Needs = ();
 

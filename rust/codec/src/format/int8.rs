@@ -275,8 +275,8 @@ mod vector {
     }
 
     impl<S: Simd, C: Scales<S>, E: Lanes> Transform<S> for Quantize<C, E> {
-        const SOURCE_BYTES: usize = E::BYTES;
-        const TARGET_BYTES: usize = 1;
+        const SOURCE: usize = S::BLOCK * E::BYTES;
+        const TARGET: usize = S::BLOCK;
         const BY_ROW: bool = C::BY_ROW;
 
         /// Both factors.
@@ -318,8 +318,8 @@ mod vector {
     }
 
     impl<S: Simd, C: Scales<S>, E: Lanes> Transform<S> for Dequantize<C, E> {
-        const SOURCE_BYTES: usize = 1;
-        const TARGET_BYTES: usize = E::BYTES;
+        const SOURCE: usize = S::BLOCK;
+        const TARGET: usize = S::BLOCK * E::BYTES;
         const BY_ROW: bool = C::BY_ROW;
 
         type Needs = [S::F32; 4];

@@ -81,8 +81,8 @@ mod vector {
     struct CopyBits<S: Simd, E>(Largest<S, E>);
 
     impl<S: Simd, E: Lanes> Transform<S> for CopyBits<S, E> {
-        const SOURCE_BYTES: usize = E::BYTES;
-        const TARGET_BYTES: usize = E::BYTES;
+        const SOURCE: usize = S::BLOCK * E::BYTES;
+        const TARGET: usize = S::BLOCK * E::BYTES;
 
         type Needs = ();
 

@@ -6,7 +6,6 @@ use radixstate_codec::{Backend, Format, Layout, Shape, StateType};
 
 const STATES: [StateType; 3] = [StateType::Bf16, StateType::Fp16, StateType::Fp32];
 const LAYOUTS: [Layout; 2] = [Layout::KLast, Layout::VLast];
-const FORMATS: [Format; 3] = [Format::Native, Format::Bf16, Format::Int8];
 const VALUES: [Values; 4] = [Values::Usual, Values::Finite, Values::Edges, Values::Any];
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -24,7 +23,7 @@ fn cases() -> impl Strategy<Value = Case> {
     let kind = (
         prop::sample::select(&STATES[..]),
         prop::sample::select(&LAYOUTS[..]),
-        prop::sample::select(&FORMATS[..]),
+        prop::sample::select(&Format::ALL[..]),
         prop::sample::select(&VALUES[..]),
     );
     (
@@ -71,7 +70,7 @@ fn every_row_length_equals_the_oracle() {
         for state in STATES {
             for (layout, format) in LAYOUTS
                 .into_iter()
-                .flat_map(|layout| FORMATS.map(|format| (layout, format)))
+                .flat_map(|layout| Format::ALL.map(|format| (layout, format)))
             {
                 let (d_k, d_v) = if layout == Layout::KLast {
                     (n, 3)
@@ -109,7 +108,7 @@ fn the_result_does_not_depend_on_threads() {
         .into_iter()
         .flat_map(|state| LAYOUTS.map(|layout| (state, layout)))
     {
-        for format in FORMATS {
+        for format in Format::ALL {
             let (values, seed) = (Values::Edges, 5);
             let case = Case {
                 state,

@@ -9,7 +9,6 @@ use crate::head::Head;
 
 const STATES: [StateType; 3] = [StateType::Bf16, StateType::Fp16, StateType::Fp32];
 const LAYOUTS: [Layout; 2] = [Layout::KLast, Layout::VLast];
-const FORMATS: [Format; 3] = [Format::Native, Format::Bf16, Format::Int8];
 const VALUES: [Values; 4] = [Values::Usual, Values::Finite, Values::Edges, Values::Any];
 
 /// What an input was about.
@@ -61,7 +60,7 @@ fn case(bytes: &mut Unstructured<'_>) -> Result<Case> {
     let (state, layout, format) = (
         *bytes.choose(&STATES)?,
         *bytes.choose(&LAYOUTS)?,
-        *bytes.choose(&FORMATS)?,
+        *bytes.choose(&Format::ALL)?,
     );
     let (d_k, d_v) = (bytes.int_in_range(1..=150)?, bytes.int_in_range(1..=150)?);
     let shape = Shape {
@@ -87,7 +86,7 @@ fn spec(bytes: &mut Unstructured<'_>) -> Result<Spec> {
     let (state, layout, format) = (
         *bytes.choose(&STATES)?,
         *bytes.choose(&LAYOUTS)?,
-        *bytes.choose(&FORMATS)?,
+        *bytes.choose(&Format::ALL)?,
     );
     let mut small = || bytes.int_in_range(1..=3_usize);
     let shape = Shape {
