@@ -26,16 +26,18 @@ type Pairs = Vec<(Number<u32>, Number<u32>)>;
 /// Each pool is one tensor with the layers as first dimension, or a list with one tensor per layer.
 ///
 /// Args:
-///     active: [slots + 1, heads, d_v, d_k] per layer with layout `k_last`, [slots + 1, heads, d_k,
-/// d_v] with `v_last`.     checkpoint: the same with slots of its own; int8, bfloat16 or the active
-/// dtype, by format.     scale: [slots + 1, heads, d_k] per layer, for the int8 format only.
+///     active: [slots + 1, heads, d_v, d_k] per layer with layout `k_last`,
+///         [slots + 1, heads, d_k, d_v] with `v_last`.
+///     checkpoint: the same with slots of its own, in the dtype and the rows of the format.
+///     scale: [slots + 1, heads, d_k] per layer, for the int8 format only.
 ///     conv: (active, checkpoint) pairs, each [slots + 1, ...] per layer, copied as bytes.
 ///     layout: `k_last` or `v_last`.
 ///     format: `native`, `bf16` or `int8`.
 ///
 /// Raises:
 ///     TensorError: shapes, dtypes, strides, devices or layer counts do not fit, or memory
-/// overlaps.     ConfigError: an unknown layout or format.
+///         overlaps.
+///     ConfigError: an unknown layout or format.
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct CodecPlan {
     mover: Mover,
@@ -93,7 +95,7 @@ impl CodecPlan {
     ///
     /// Args:
     ///     threads: at most this many; if None, all that the process could use when the plan was
-    /// made. The result does         not depend on it.
+    ///         made. The result does not depend on it.
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
@@ -113,7 +115,7 @@ impl CodecPlan {
     ///
     /// Args:
     ///     threads: at most this many; if None, all that the process could use when the plan was
-    /// made. The result does         not depend on it.
+    ///         made. The result does not depend on it.
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
@@ -203,11 +205,10 @@ fn window(
     active: &Bound<'_, PyAny>,
     checkpoint: &Bound<'_, PyAny>,
 ) -> Result<(Window, [Layers; 2])> {
-    let (from, to) = (
-        format!("conv {index}, active"),
-        format!("conv {index}, checkpoint"),
-    );
-    let (source, target) = (Layers::new(&from, active)?, Layers::new(&to, checkpoint)?);
+    let from = format!("conv {index}, active");
+    let to = format!("conv {index}, checkpoint");
+    let source = Layers::new(&from, active)?;
+    let target = Layers::new(&to, checkpoint)?;
     target.expect_dtype(&to, source.dtype())?;
     target.expect_slot_shape(&to, source.shape().get(1..).unwrap_or_default())?;
     if source.inner_dimensions() != target.inner_dimensions() {
@@ -215,7 +216,8 @@ fn window(
             "{to}: the strides of a slot must be those of the active tensor"
         )));
     }
-    let ((active, bytes), (checkpoint, _)) = (source.window(&from)?, target.window(&to)?);
+    let (active, bytes) = source.window(&from)?;
+    let (checkpoint, _) = target.window(&to)?;
     Ok((
         Window {
             active,

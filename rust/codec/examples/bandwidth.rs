@@ -157,10 +157,12 @@ impl Bench {
         };
         let rounds = (0..WARM_UP + ROUNDS).map(|round| {
             // A load reads what was stored half the slots ago.
-            let (stored, loaded) = (turn(round, pairs), turn(round + SLOTS / 2 / pairs, pairs));
+            let stored = turn(round, pairs);
+            let loaded = turn(round + SLOTS / 2 / pairs, pairs);
             let [from, to] = &mut self.copied;
             let part = (stored[0].source as usize - 1) * state_bytes(self.state)..;
-            let (from, to) = (&from.0[part.clone()][..bytes], &mut to.0[part][..bytes]);
+            let from = &from.0[part.clone()][..bytes];
+            let to = &mut to.0[part][..bytes];
             Round {
                 memcpy: rate(2 * bytes, &mut || copy(from, to, threads.get())),
                 store: rate(moved, &mut || {
@@ -185,7 +187,8 @@ impl Bench {
         json: bool,
         rounds: &[Round],
     ) {
-        let (state, layout) = (self.state_name(), self.layout_name());
+        let state = self.state_name();
+        let layout = self.layout_name();
         let memcpy = median(rounds.iter().map(|round| round.memcpy));
         for (direction, pick) in [
             ("store", (|round| round.store) as fn(&Round) -> f64),

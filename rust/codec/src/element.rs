@@ -76,7 +76,9 @@ impl Element for Fp16 {
     }
 
     fn to_f32(bits: u32) -> f32 {
-        let (sign, exponent, fraction) = ((bits & 0x8000) << 16, (bits >> 10) & 0x1f, bits & 0x3ff);
+        let sign = (bits & 0x8000) << 16;
+        let exponent = (bits >> 10) & 0x1f;
+        let fraction = bits & 0x3ff;
         match exponent {
             // A subnormal is a whole number of steps of 2^-24.
             0 => f32::from_bits(sign | (fraction as f32 * f32::from_bits(0x3380_0000)).to_bits()),
@@ -89,10 +91,8 @@ impl Element for Fp16 {
         if value.is_nan() {
             return Self::NAN;
         }
-        let (sign, bits) = (
-            (value.to_bits() >> 16) & 0x8000,
-            value.to_bits() & 0x7fff_ffff,
-        );
+        let sign = (value.to_bits() >> 16) & 0x8000;
+        let bits = value.to_bits() & 0x7fff_ffff;
         let rounded = if bits < 0x3880_0000 {
             // Below 2^-14 the result is a whole number of steps of 2^-24; scaling by 2^24 is exact.
             (f32::from_bits(bits) * 16_777_216.0).round_ties_even() as u32
@@ -169,7 +169,8 @@ mod tests {
     fn rounding_takes_the_nearest_and_the_even_of_two() {
         fn check<E: Element>() {
             for bits in 0..E::LARGEST {
-                let (low, high) = (f64::from(E::to_f32(bits)), f64::from(E::to_f32(bits + 1)));
+                let low = f64::from(E::to_f32(bits));
+                let high = f64::from(E::to_f32(bits + 1));
                 let middle = (f64::midpoint(low, high)) as f32;
                 assert_eq!(E::round(middle), bits + (bits & 1));
                 assert_eq!(E::round(middle.next_down()), bits);
