@@ -68,8 +68,9 @@ class ReferenceCache:
         self.running: list[Running] = []
         self.pending: list[Pending] = []
         self.returns: list[Return] = []
+        self.newest = 0  # the newest ticket: steps and proofs are counted in one line
         self.outstanding: list[int] = []  # steps in flight
-        self.newest = 0  # the newest step begun
+        self.proofs: dict[int, State] = {}  # by ticket: states not yet known to be finite
         self.life = 0
         self.counts: Counter[str] = Counter()
         self._stamps, self._serials = count(1), count(1)
@@ -80,14 +81,21 @@ class ReferenceCache:
         """The deepest depth not beyond `n` at which a state may be cached."""
         return n - n % self.grid
 
+    def unready(self) -> list[State]:
+        """States still being written or not yet known to be finite, also those withdrawn meanwhile."""
+        return [s for s in [*self.states.values(), *self.withdrawn] if s.ticket is not None]
+
     def is_pinned(self, prefix: Prefix) -> bool:
-        """A page is pinned by a lease, or by a state still being written, at it or below it."""
-        leased = any(lease.prefix.extends(prefix) for lease in self.leases)
-        return leased or any(s.step is not None and s.prefix.extends(prefix) for s in self.states.values())
+        """A page is pinned by a lease, or by a state that is not ready, at it or below it."""
+        return any(holder.prefix.extends(prefix) for holder in [*self.leases, *self.unready()])
+
+    def is_unproven(self, prefix: Prefix) -> bool:
+        """A page may not be shared before the store that it came with is ready."""
+        return any(state.serial == self.brought.get(prefix) for state in self.unready())
 
     def is_busy(self, state: State) -> bool:
-        """A state is pinned while it is written and while somebody loads it."""
-        return state.step is not None or state in self.readers
+        """A state is pinned until it is ready, and while somebody loads it."""
+        return state.ticket is not None or state in self.readers
 
     def is_leaf(self, prefix: Prefix) -> bool:
         """No cached page lies beyond it."""
@@ -99,8 +107,13 @@ class ReferenceCache:
 
     @property
     def watermark(self) -> int:
-        """The newest step such that neither it nor any older one is in flight."""
+        """The newest ticket such that no step up to it is in flight."""
         return min(self.outstanding, default=self.newest + 1) - 1
+
+    @property
+    def closed(self) -> int:
+        """The newest ticket such that no step or proof up to it is open."""
+        return min([*self.outstanding, *self.proofs], default=self.newest + 1) - 1
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens: none if the model has no KV or the engine brings its own."""
@@ -141,7 +154,7 @@ class ReferenceCache:
         limit = prompt.depth - 1 if max_length is None else min(prompt.depth - 1, max_length)
         kv_length = max((key.depth for key in self.pages if prompt.extends(key)), default=0)
         states = [s for key, s in self.states.items() if prompt.extends(key) and key.depth <= limit]
-        ready = [s for s in states if s.step is None]
+        ready = [s for s in states if s.ticket is None]
         best = max(ready, key=lambda s: s.prefix.depth, default=None)
         matched = best.prefix if best else prompt.cut(0)
         wished = self.legal_depth(min(kv_length, limit))
@@ -295,10 +308,10 @@ class ReferenceCache:
 
     def reserve_checkpoint(self, seq: Running, depth: int, source: int | None) -> Pending | Skipped:
         """Takes a checkpoint slot for the state at `depth`, which active slot `source` holds."""
-        self.check_checkpoint(seq, depth, source)
+        self.can_checkpoint(seq, depth, source)
         return Skipped("no_store") if seq.no_store else self.reserve(seq.lease, seq.tokens[:depth])
 
-    def check_checkpoint(self, seq: Running, depth: int, source: int | None) -> None:
+    def can_checkpoint(self, seq: Running, depth: int, source: int | None) -> None:
         """What must hold before anything is evicted for a checkpoint."""
         self._must_be_legal(depth)
         if depth > min(len(seq.tokens), seq.claimed):
@@ -315,8 +328,8 @@ class ReferenceCache:
         target = self._along(lease, tokens)
         if not tokens:
             return Skipped("not_aligned")
-        if target.life != self.life or target.refused:
-            return Skipped("reset")
+        if skipped := self._barred(lease, target):
+            return skipped
         if target in self.states:
             return Skipped("duplicate")
         checkpoints = self.pools["checkpoint"]
@@ -326,6 +339,15 @@ class ReferenceCache:
         pending = Pending(checkpoints.take(1)[0], len(tokens), lease)
         self.pending.append(pending)
         return pending
+
+    def _barred(self, lease: Lease, target: Prefix) -> Skipped | None:
+        """Why nothing may be published there: old or refused, or pages that another is still writing."""
+        if target.life != self.life or target.refused:
+            return Skipped("reset")
+        shared = [target.cut(end) for end in self._page_ends(lease.prefix.depth, target.depth)]
+        if self.pools["kv"].capacity == 0 or not any(map(self.is_unproven, shared)):
+            return None
+        return Skipped("duplicate" if target in self.states else "not_ready")
 
     def _must_be_legal(self, depth: int) -> None:
         if depth != self.legal_depth(depth):
@@ -344,26 +366,41 @@ class ReferenceCache:
         self.pending.remove(pending)
         self._give_back({"checkpoint": [pending.slot]})
 
-    def commit(self, seq: Running, pending: Pending) -> Stored | Skipped:
-        """Publishes tokens, pages and state together; pages cached meanwhile replace the sequence's own."""
+    def commit(self, seq: Running, pending: Pending, *, proven: bool = True) -> Stored | Skipped:
+        """Publishes tokens, pages and state together; pages cached meanwhile replace the sequence's own.
+
+        A state that is not `proven` to be finite is ready only once its ticket is completed.
+        """
         fresh = self.pages_for(max(0, pending.depth - seq.lease.prefix.depth))
         target = self._along(seq.lease, seq.tokens[: pending.depth])
-        published = self._publish(seq.lease, target, seq.private[:fresh], pending)
-        if published.outcome != Skipped("reset"):
-            seq.private = seq.private[fresh:]
-            self._give_back({"kv": published.duplicates})
+        if skipped := self._barred(seq.lease, target):
+            self.drop(pending)
+            return skipped
+        pages, seq.private = seq.private[:fresh], seq.private[fresh:]
+        published = self._publish(seq.lease, target, pages, pending, proven)
+        self._give_back({"kv": published.duplicates})
         return published.outcome
 
     def publish(
-        self, lease: Lease, tokens: Sequence[int], pages: Sequence[int], pending: Pending
+        self,
+        lease: Lease,
+        tokens: Sequence[int],
+        pages: Sequence[int],
+        pending: Pending,
+        *,
+        proven: bool = True,
     ) -> Published:
         """The same for an engine with pages of its own: `pages` hold the tokens past the lease."""
         if len(tokens) != pending.depth:
             raise Misuse("length_mismatch")
-        self.check_publish(lease, tokens, pages)
-        return self._publish(lease, self._along(lease, tokens), pages, pending)
+        self.can_publish(lease, tokens, pages)
+        target = self._along(lease, tokens)
+        if skipped := self._barred(lease, target):
+            self.drop(pending)
+            return Published(skipped, list(pages), [])
+        return self._publish(lease, target, pages, pending, proven)
 
-    def check_publish(self, lease: Lease, tokens: Sequence[int], pages: Sequence[int]) -> None:
+    def can_publish(self, lease: Lease, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """What must hold before anything is evicted for publishing."""
         self._must_be_legal(len(tokens))
         target, kv = self._along(lease, tokens), self.pools["kv"]
@@ -376,10 +413,9 @@ class ReferenceCache:
         if len(set(pages)) < len(pages) or any(p in known or not 1 <= p <= kv.capacity for p in pages):
             raise Misuse("page_ownership")
 
-    def _publish(self, lease: Lease, target: Prefix, pages: Sequence[int], pending: Pending) -> Published:
-        if target.life != self.life or target.refused:
-            self.drop(pending)
-            return Published(Skipped("reset"), list(pages), [])
+    def _publish(
+        self, lease: Lease, target: Prefix, pages: Sequence[int], pending: Pending, proven: bool
+    ) -> Published:
         start = lease.prefix.depth
         fresh = [target.cut(end) for end in self._page_ends(start, target.depth)]
         offered: dict[Prefix, int | None] = dict.fromkeys(fresh)
@@ -390,7 +426,7 @@ class ReferenceCache:
         if target.depth > start:
             lease.prefix = target
         replaced = (start, start + len(duplicates) * self.page_size) if duplicates else None
-        outcome = self._attach(target, pending, replaced)
+        outcome = self._attach(target, pending, proven, replaced)
         if isinstance(outcome, Stored):
             self.brought |= dict.fromkeys(new, outcome.serial)
             self.stores[outcome.serial] = target, target.depth - len(new) * self.page_size
@@ -403,7 +439,9 @@ class ReferenceCache:
         cached = (self.pages[prefix.cut(end)] for end in self._page_ends(start, prefix.depth))
         return [page for page in cached if page is not None]
 
-    def _attach(self, target: Prefix, pending: Pending, replaced: tuple[int, int] | None) -> Stored | Skipped:
+    def _attach(
+        self, target: Prefix, pending: Pending, proven: bool, replaced: tuple[int, int] | None
+    ) -> Stored | Skipped:
         if target in self.states:
             self.drop(pending)
             return Skipped("duplicate")
@@ -412,7 +450,11 @@ class ReferenceCache:
         generation = pending.owner.generation + 1
         state = State(target, pending.slot, next(self._serials), generation, next(self._stamps), step)
         self.states[target] = state
-        return Stored(target.depth, state.slot, state.serial, generation, step, replaced)
+        proof = None if proven else self._next_ticket()
+        if proof:
+            self.proofs[proof] = state
+        state.ticket = max([*self.outstanding, *self.proofs], default=None)
+        return Stored(target.depth, state.slot, state.serial, generation, step, proof, replaced)
 
     # --- eviction, refusal, reset ---
 
@@ -444,16 +486,14 @@ class ReferenceCache:
     def refuse(self, serial: int) -> int:
         """Withdraws a state that turned out not to be finite, and with the pages it brought all that stands on them.
 
-        Returns how many states that were: 0 if it is cached no longer.
+        Returns how many states that were: 0 if it is cached no longer, for then it is too late.
         """
         target, depth = self.stores[serial]
-        still = target.life == self.life and self.brought.get(target) == serial
-        if still and self.pools["kv"].capacity > 0:
+        found = [state for state in self.states.values() if state.serial == serial]
+        if found and depth < target.depth and self.pools["kv"].capacity > 0:
             self._hide(target.cut(depth + self.page_size), depth, serial)
             found = [s for s in self.states.values() if (depth, serial) in s.prefix.refused]
-        else:
-            found = [state for state in self.states.values() if state.serial == serial]
-        for state in found:
+        for state in found:  # in the order stored
             self._withdraw(state)
         return len(found)
 
@@ -465,11 +505,9 @@ class ReferenceCache:
 
         self.pages = {hidden(prefix): page for prefix, page in self.pages.items()}
         self.brought = {hidden(prefix): by for prefix, by in self.brought.items()}
-        for state in self.states.values():
-            state.prefix = hidden(state.prefix)
+        for holder in [*self.states.values(), *self.withdrawn, *self.leases]:
+            holder.prefix = hidden(holder.prefix)
         self.states = {state.prefix: state for state in self.states.values()}
-        for lease in self.leases:
-            lease.prefix = hidden(lease.prefix)
 
     def reset(self) -> None:
         """Lookups see an empty cache; what is pinned stays until its pins go, unreachable."""
@@ -484,30 +522,44 @@ class ReferenceCache:
         told, pool.outbox = pool.outbox, []
         return told
 
-    # --- steps in flight ---
+    # --- steps in flight, proofs to come ---
 
     def begin_step(self) -> int:
         """A step was enqueued: what is given back from now on may still be in use by it."""
+        self.outstanding.append(self._next_ticket())
+        return self.newest
+
+    def _next_ticket(self) -> int:
         self.newest += 1
-        self.outstanding.append(self.newest)
         return self.newest
 
     def retire_step(self, step: int, refused: Sequence[int] = (), *, failed: bool = False) -> None:
-        """A step has run: states are ready once their step and all before it have. Repeating it is harmless.
-
-        If it failed, what it wrote is refused.
-        """
-        if not 1 <= step <= self.newest:
-            raise Misuse("unknown_step")
+        """A step has run, or failed: then what it was to write is refused. Repeating it is harmless."""
+        self._must_be_known(step)
         if step not in self.outstanding:
             return
         self.outstanding.remove(step)
-        known = [*self.states.values(), *self.withdrawn]
-        written = sorted(state.serial for state in known if state.step == step)
+        written = [state.serial for state in self.unready() if state.step == step]
         for serial in (*refused, *(written if failed else ())):
             self.refuse(serial)
-        for state in [*self.states.values(), *self.withdrawn]:
-            state.step = state.step if state.step and state.step > self.watermark else None
+        self._land()
+
+    def complete(self, ticket: int, *, finite: bool) -> None:
+        """It is known now whether the state is finite whose proof has this ticket. Repeating it is harmless."""
+        self._must_be_known(ticket)
+        state = self.proofs.pop(ticket, None)
+        if state and not finite:
+            self.refuse(state.serial)
+        self._land()
+
+    def _must_be_known(self, ticket: int) -> None:
+        if not 1 <= ticket <= self.newest:
+            raise Misuse("unknown_step")
+
+    def _land(self) -> None:
+        """States are ready once their ticket and all before it are closed."""
+        for state in self.unready():
+            state.ticket = state.ticket if state.ticket and state.ticket > self.closed else None
         self._settle()
 
     def _give_back(
@@ -522,8 +574,8 @@ class ReferenceCache:
 
     def _settle(self) -> None:
         """Applies the returns that no step holds up, then lets go of whatever nothing needs."""
-        due = [back for back in self.returns if back.step <= self.watermark]
-        self.returns = [back for back in self.returns if back.step > self.watermark]
+        due = [back for back in self.returns if back.ticket <= self.watermark]
+        self.returns = [back for back in self.returns if back.ticket > self.watermark]
         for back in due:
             for name, units in back.units.items():
                 self.pools[name].give(units)

@@ -62,7 +62,8 @@ class Stored:
     slot: int
     serial: int
     generation: int  # as of the state
-    step: int | None
+    step: int | None  # that writes it
+    ticket: int | None  # to complete when it is known whether it is finite; none: it is
     replaced: tuple[int, int] | None
 
 
@@ -70,7 +71,7 @@ class Stored:
 class Skipped:
     """No state was published; that is no error, for caching is optional work."""
 
-    reason: Literal["duplicate", "no_room", "not_aligned", "no_store", "reset"]
+    reason: Literal["duplicate", "no_room", "not_aligned", "not_ready", "no_store", "reset"]
     wanted: int | None = None  # slots, with `no_room`, and so the two below
     free: int | None = None
     evictable: int | None = None
@@ -123,7 +124,8 @@ class State:
     serial: int
     generation: int  # how often it was encoded since it was computed
     stamp: int  # when it was stored or last loaded; the lowest is evicted first
-    step: int | None  # the step still writing it; none: ready
+    step: int | None  # that writes it
+    ticket: int | None = None  # it is ready when this and all before are closed; none: it is
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,9 @@ class Pending:
 
 @dataclass
 class Return:
-    """Things given back while steps were in flight: usable when every step up to `step` has retired."""
+    """Things given back while steps were in flight: usable when every step up to `ticket` has retired."""
 
-    step: int
+    ticket: int
     units: dict[PoolName, list[int]]
     reader: State | None
     lease: Lease | None
