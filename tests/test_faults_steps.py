@@ -83,8 +83,10 @@ def test_a_body_that_raises_takes_no_state_of_another_step(cache: PrefixCache) -
 
 def test_a_step_that_failed_withdraws_all_that_was_stored_in_it(cache: PrefixCache) -> None:
     step = cache.begin_step()
-    cached(cache, depth=4)
-    cached(cache)
+    with cache.start(PROMPT) as seq:
+        cache.active.state(seq.slot).fill_(1.0)
+        outcomes = [seq.checkpoint(4), seq.checkpoint(8)]
+    assert all(isinstance(it, Stored) for it in outcomes)
     cached(cache, PROMPT[::-1])
     cache.retire_step(step, failed=True)
     assert [cache.lookup(it).length for it in (PROMPT, PROMPT[::-1])] == [0, 0]

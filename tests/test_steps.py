@@ -105,7 +105,7 @@ def test_a_repeated_result_changes_nothing(cache: CheckedCache) -> None:
 
 def test_a_result_of_a_step_that_was_never_begun_is_refused(cache: CheckedCache) -> None:
     with cache.step() as step, pytest.raises(UnknownStepError):
-        cache.retire_step(step + 1)
+        cache.retire_step(step.id + 1)
 
 
 def test_a_late_result_finds_its_requests_gone(cache: CheckedCache) -> None:

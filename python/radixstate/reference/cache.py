@@ -87,7 +87,8 @@ class ReferenceCache:
 
     def is_pinned(self, prefix: Prefix) -> bool:
         """A page is pinned by a lease, or by a state that is not ready, at it or below it."""
-        return any(holder.prefix.extends(prefix) for holder in [*self.leases, *self.unready()])
+        holders: list[Lease | State] = [*self.leases, *self.unready()]
+        return any(holder.prefix.extends(prefix) for holder in holders)
 
     def is_unproven(self, prefix: Prefix) -> bool:
         """A page may not be shared before the store that it came with is ready."""
@@ -505,7 +506,8 @@ class ReferenceCache:
 
         self.pages = {hidden(prefix): page for prefix, page in self.pages.items()}
         self.brought = {hidden(prefix): by for prefix, by in self.brought.items()}
-        for holder in [*self.states.values(), *self.withdrawn, *self.leases]:
+        holders: list[Lease | State] = [*self.leases, *self.states.values(), *self.withdrawn]
+        for holder in holders:
             holder.prefix = hidden(holder.prefix)
         self.states = {state.prefix: state for state in self.states.values()}
 
@@ -544,7 +546,7 @@ class ReferenceCache:
             self.refuse(serial)
         self._land()
 
-    def complete(self, ticket: int, *, finite: bool) -> None:
+    def complete(self, ticket: int, finite: bool) -> None:
         """It is known now whether the state is finite whose proof has this ticket. Repeating it is harmless."""
         self._must_be_known(ticket)
         state = self.proofs.pop(ticket, None)

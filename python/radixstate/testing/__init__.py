@@ -47,7 +47,7 @@ put other caches into `begin`. Each is an ordinary state machine of hypothesis, 
 """
 
 from radixstate.testing.base_machine import CacheMachine
-from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence
+from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence, CheckedStep
 from radixstate.testing.compare import Disagreement
 from radixstate.testing.engine import EngineMachine
 from radixstate.testing.figures import Figures
@@ -60,6 +60,7 @@ __all__ = [
     "CheckedCache",
     "CheckedLease",
     "CheckedSequence",
+    "CheckedStep",
     "Disagreement",
     "EngineMachine",
     "Figures",

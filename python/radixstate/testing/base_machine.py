@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import inf, nan
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from radixstate import Match, Namespace, StateSpec, Stored
 from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
 from radixstate.testing import strategies
-from radixstate.testing.checked import CheckedCache, CheckedLease
+from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedStep
 from radixstate.testing.compare import Disagreement
 from radixstate.testing.misuses import Foreign, of_every_cache
 
@@ -99,8 +99,8 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.leased: dict[int, Leased] = {}
         self.numbers = count(1)
-        self.flying: list[int] = []
-        self.steps = 0
+        self.flying: list[CheckedStep] = []
+        self.steps = 0  # the newest one begun
         self.released: list[CheckedLease] = []
         self.served: Prompts = []
 
@@ -167,7 +167,8 @@ class CacheMachine(RuleBasedStateMachine):
     def serve(self, prompt: list[int], namespace: Namespace, again: int, in_step: bool, pressure: Any) -> Any:
         """A whole request, which fills the cache for the others, and perhaps memory pressure from it."""
         if in_step:
-            with self.cache.step() as self.steps:
+            with self.cache.step() as step:
+                self.steps = step.id
                 return self.serve(prompt, namespace, again, False, pressure)
         prompt, namespace = self.ask(prompt, namespace, again)
         stored = self.request(prompt, namespace)
@@ -180,17 +181,19 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, namespace=namespaces, again=again, failed=st.booleans())
     def serve_in_vain(self, prompt: list[int], namespace: Namespace, again: int, failed: bool) -> None:
         """A whole request whose state turns out not to be finite when its step ends, or whose step fails."""
-        self.steps = self.cache.begin_step()
+        step = self.cache.begin_step()
+        self.steps = step.id
         stored = self.serve(prompt, namespace, again, False, None)
         refused = [stored] if isinstance(stored, Stored) and not failed else []
-        self.cache.retire_step(self.steps, refused, failed=failed)
+        self.cache.retire_step(step, refused, failed=failed)
 
     @precondition(lambda self: self.has_room())
     @rule(prompt=prompts, namespace=namespaces, again=again)
     def serve_until_something_raises(self, prompt: list[int], namespace: Namespace, again: int) -> None:
         """A whole request in a step that ends with an exception."""
         before, stored = self.cache.stats().refusals.non_finite, None
-        with suppress(ZeroDivisionError), self.cache.step() as self.steps:
+        with suppress(ZeroDivisionError), self.cache.step() as step:
+            self.steps = step.id
             stored = self.serve(prompt, namespace, again, False, None)
             raise ZeroDivisionError
         if isinstance(stored, Stored) and self.cache.stats().refusals.non_finite == before:
@@ -251,13 +254,13 @@ class CacheMachine(RuleBasedStateMachine):
     def begin_step(self) -> None:
         """One more step in flight."""
         self.flying.append(self.cache.begin_step())
-        self.steps = self.flying[-1]
+        self.steps = self.flying[-1].id
 
     @precondition(lambda self: self.steps)
     @rule(which=st.integers(0, 20))
     def retire_step(self, which: int) -> None:
         """In any order, repeated, or one that was never begun."""
-        known = [*self.flying * 4, self.steps, self.steps + 1]
+        known: list[SupportsIndex] = [*self.flying * 4, self.steps, self.steps + 1]
         step = known[which % len(known)]
         allowed(lambda: self.cache.retire_step(step))
         self.flying = [other for other in self.flying if other != step]
@@ -268,6 +271,14 @@ class CacheMachine(RuleBasedStateMachine):
         """Everything in flight has ended: what was stored meanwhile can be found."""
         while self.flying:
             self.cache.retire_step(self.flying.pop(0))
+
+    @precondition(lambda self: self.flying)
+    @rule(which=st.integers(0, 2), drop=st.booleans())
+    def lose_step(self, which: int, drop: bool) -> None:
+        """What a step was to write is lost: its work failed, or nobody has it any more."""
+        step = self.flying.pop(which % len(self.flying))
+        if not drop:
+            self.cache.retire_step(step, failed=True)
 
     @precondition(lambda self: self.flying)
     @rule(stored=consumes(stored), which=st.integers(0, 2))

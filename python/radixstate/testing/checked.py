@@ -5,9 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from radixstate import (
     ActivePool,
@@ -59,8 +60,8 @@ class CheckedCache(_Wrapper):
     It also finds mistakes of the scheduler that drives it: a slot written after it was given back, a state read
     from a slot that was freed. Time and memory grow with the calls made: use it with small pools, on the CPU.
 
-    Its sequences and leases are `CheckedSequence` and `CheckedLease`; what `start_many` could not start is a
-    `CacheError`.
+    Its sequences, leases and steps are `CheckedSequence`, `CheckedLease` and `CheckedStep`; what `start_many`
+    could not start is a `CacheError`.
 
     Attributes:
         library: the cache that answers.
@@ -104,7 +105,7 @@ class CheckedCache(_Wrapper):
         caches: tuple[AnyCache, ...] = (self.library, self._model, self.rank)
         self._sides = [Side(cache, number, self._twins) for number, cache in enumerate(caches)]
         self._audit = Audit(self.library, self.reference, self.rank)
-        self._dropped: list[Owner | Pin] = []
+        self._dropped: list[Owner | Pin | Begun] = []
 
     @property
     def reference(self) -> ReferenceCache:
@@ -201,12 +202,15 @@ class CheckedCache(_Wrapper):
         """See `PrefixCache.reset`."""
         self._call("reset", lambda it: it.cache.reset())
 
-    def begin_step(self) -> int:
+    def begin_step(self) -> CheckedStep:
         """See `PrefixCache.begin_step`."""
-        step: int = self._call("begin_step", lambda it: it.cache.begin_step())
-        return step
+        begun = Begun(self._agree("begin_step", lambda it: it.cache.begin_step()))
+        self._audit.after()
+        return CheckedStep(self, begun)
 
-    def retire_step(self, step: int, refused: Iterable[Stored] = (), *, failed: bool = False) -> None:
+    def retire_step(
+        self, step: SupportsIndex, refused: Iterable[Stored] = (), *, failed: bool = False
+    ) -> None:
         """See `PrefixCache.retire_step`."""
         known: list[Stored] = []
         try:
@@ -216,7 +220,7 @@ class CheckedCache(_Wrapper):
             raise
         self._call(
             "retire_step",
-            lambda it: it.cache.retire_step(step, [it.of(stored) for stored in known], failed=failed),
+            lambda it: it.cache.retire_step(it.of(step), [it.of(stored) for stored in known], failed=failed),
         )
 
     def refuse(self, stored: Stored) -> None:
@@ -224,13 +228,19 @@ class CheckedCache(_Wrapper):
         self._call("refuse", lambda it: it.cache.refuse(it.of(stored)))
 
     @contextmanager
-    def step(self) -> Iterator[int]:
+    def step(self) -> Iterator[CheckedStep]:
         """See `PrefixCache.step`."""
-        step = self.begin_step()
+        blocks = [side.cache.step() for side in self._sides]
+        begun = Begun(self._agree("step", lambda it: blocks[it.number].__enter__()))
+        self._audit.after()
+        step = CheckedStep(self, begun)  # kept while the block runs, which need not keep it
         try:
             yield step
-        finally:
-            self.retire_step(step)
+        except BaseException as error:
+            raised = type(error), error, error.__traceback__
+            self._call("a step that fails", lambda it: blocks[it.number].__exit__(*raised))
+            raise
+        self._call("the end of a step", lambda it: blocks[it.number].__exit__(None, None, None))
 
     # --- how each call is made ---
 
@@ -262,8 +272,8 @@ class CheckedCache(_Wrapper):
         self._audit.after(touched=touched)
         return answers.library
 
-    def _end_dropped(self, dropped: Owner | Pin) -> None:
-        """A sequence or lease was dropped since the last call. Its handles are let go only here, between calls."""
+    def _end_dropped(self, dropped: Owner | Pin | Begun) -> None:
+        """A sequence, lease or step was dropped since the last call: its handles are let go only here."""
         if isinstance(dropped, Owner) and dropped in self._audit.owners:
             dropped.twins.model.finish()
             self._audit.end(dropped)
@@ -271,6 +281,9 @@ class CheckedCache(_Wrapper):
         elif isinstance(dropped, Pin) and dropped in self._audit.pins:
             dropped.twins.model.release()
             self._audit.pins.remove(dropped)
+        elif isinstance(dropped, Begun):
+            self._model.retire_step(dropped.twins.model, failed=True)
+            self._audit.poison_free_slots()
         del dropped.twins
 
     # --- what belongs together ---
@@ -301,6 +314,45 @@ class CheckedCache(_Wrapper):
     def _remember(self, twins: Twins) -> Any:
         self._twins[id(twins.library)] = twins
         return twins.library
+
+
+@dataclass(eq=False)
+class Begun:
+    """A step of each cache; it is cancelled if its handles are let go before it is retired."""
+
+    twins: Twins
+
+
+class CheckedStep:
+    """A step of a `CheckedCache`. It counts as its number.
+
+    Attributes:
+        id: its number.
+        twins: the same step in each cache.
+    """
+
+    def __init__(self, cache: CheckedCache, begun: Begun) -> None:
+        """Made by `CheckedCache.begin_step`."""
+        self.id: int = begun.twins.model
+        self._begun = begun
+        weakref.finalize(self, cache._dropped.append, begun).atexit = False
+
+    @property
+    def twins(self) -> Twins:
+        """See the class."""
+        return self._begun.twins
+
+    def __index__(self) -> int:
+        """Its number."""
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other counts as the same number."""
+        return isinstance(other, SupportsIndex) and other.__index__() == self.id
+
+    def __hash__(self) -> int:
+        """Its number's."""
+        return hash(self.id)
 
 
 class CheckedSequence(_Wrapper):

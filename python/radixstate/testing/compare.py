@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixstate import Freed, Lease, Match, Published, Sequence, Skipped, Stored
+from radixstate._native import Step
 from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
 from radixstate.reference import records
 from radixstate.testing.sides import ModelLease, ModelSequence
@@ -64,11 +65,13 @@ def words(answer: Any) -> Any:
         case Lease() | ModelLease():
             return "lease"
         case Stored() | records.Stored():
-            return "stored", answer.depth, answer.generation, answer.step, answer.replaced
+            return "stored", answer.depth, answer.generation, answer.step, answer.ticket, answer.replaced
         case Skipped() | records.Skipped():
             return "skipped", answer.reason, answer.wanted, answer.free, answer.evictable
         case Published() | records.Published():
             return words(answer.outcome), answer.canonical, answer.duplicates
+        case Step():
+            return answer.id
         case Freed() | records.Freed():
             return "freed", answer.kv, answer.checkpoints
         case _:

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -67,8 +68,9 @@ class AnyCache(Protocol):
     def evict(self, pool: PoolName, n: int) -> Any: ...
     def take_freed(self, pool: PoolName) -> list[int]: ...
     def reset(self) -> None: ...
-    def begin_step(self) -> int: ...
-    def retire_step(self, step: int, refused: Iterable[Any] = ()) -> None: ...
+    def begin_step(self) -> Any: ...
+    def retire_step(self, step: Any, refused: Iterable[Any] = (), *, failed: bool = False) -> None: ...
+    def step(self) -> AbstractContextManager[Any]: ...
     def refuse(self, stored: Any) -> None: ...
 
 
@@ -143,7 +145,7 @@ class Model:
         """See `PrefixCache.checkpoint_many`."""
         asked = [(self._own(seq, ModelSequence)._alive(), depth, source) for seq, depth, source in states]
         for each in asked:
-            self.reference.check_checkpoint(*each)
+            self.reference.can_checkpoint(*each)
         taken = [self.reference.reserve_checkpoint(*each) for each in asked]
         self.reserved = sum(isinstance(it, records.Pending) for it in taken)
         return [
@@ -168,12 +170,23 @@ class Model:
         self.reference.reset()
 
     def begin_step(self) -> int:
-        """See `PrefixCache.begin_step`."""
+        """See `PrefixCache.begin_step`; this is its number, and dropping that ends nothing."""
         return self.reference.begin_step()
 
-    def retire_step(self, step: int, refused: Iterable[records.Stored] = ()) -> None:
+    def retire_step(self, step: int, refused: Iterable[records.Stored] = (), *, failed: bool = False) -> None:
         """See `PrefixCache.retire_step`."""
-        self.reference.retire_step(step, [self._own(it, records.Stored).serial for it in refused])
+        serials = [self._own(it, records.Stored).serial for it in refused]
+        self.reference.retire_step(step, serials, failed=failed)
+
+    @contextmanager
+    def step(self) -> Iterator[int]:
+        """See `PrefixCache.step`."""
+        step, failed = self.begin_step(), True
+        try:
+            yield step
+            failed = False
+        finally:
+            self.retire_step(step, failed=failed)
 
     def refuse(self, stored: records.Stored) -> None:
         """See `PrefixCache.refuse`."""
@@ -288,7 +301,7 @@ class ModelLease:
         """See `Lease.publish`."""
         self._require_slot(source)
         known, lease, pages, reference = _known(tokens), self._alive(), list(pages), self.cache.reference
-        reference.check_publish(lease, known, pages)
+        reference.can_publish(lease, known, pages)
         taken = reference.reserve(lease, known)
         self.cache.reserved = int(isinstance(taken, records.Pending))
         made = self.cache._store(taken, source, partial(reference.publish, lease, known, pages))
