@@ -46,10 +46,8 @@ class Mutant:
 
 
 REQUIRE = "self._cache.active.require(source)\n    "
-RESERVE = (
-    "reserved = _Reserved()\n    try:\n        reserved.slot = native.reserve(self._handle, tokens)\n        "
-)
-CHECK = "native.check_publish(self._handle, tokens, pages)\n    "
+RESERVE = "pending = self._cache._reserve(lambda: native.reserve(self._handle, tokens))\n    "
+CHECK = "native.can_publish(self._handle, tokens, pages)\n    "
 DUE = "if back.step <= self.watermark]\n    "
 LATER = "self.returns = [back for back in self.returns if back.step > self.watermark]"
 
@@ -79,38 +77,41 @@ FRONT = {
         PrefixCache, "_commit", "not verdict.is_finite()", "verdict.is_finite() is None"
     ),
     "a retiring step forgets what it was told to refuse": Mutant(
-        PrefixCache, "retire_step", "withdrawn.extend(refused)", "pass"
+        PrefixCache, "retire_step", "known.extend(refused)", "pass"
     ),
-    "a step that failed keeps its states": Mutant(PrefixCache, "retire_step", "if not asked:", "if False:"),
+    "a step that failed keeps its states": Mutant(PrefixCache, "retire_step", "if failed:", "if False:"),
     "a block that raises ends as one that does not": Mutant(
-        PrefixCache, "step", "failed=failed", "failed=False"
+        PrefixCache, "step", "failed=True", "failed=False"
     ),
-    "a step knows only the states that were not asked about": Mutant(
-        PrefixCache, "_outcome", "self._unsettled.add(outcome, verdict)", "pass"
+    "a slot is not cleared for a batch": Mutant(
+        PrefixCache, "_begin", "if it.load_from is None:", "if it.load_from is None and it.slot > 1:"
     ),
     "a start forgets its namespace": Mutant(PrefixCache, "start", "namespace=namespace", "namespace=None"),
     "shrink does nothing": Mutant(Sequence, "shrink", "_native.shrink(", "_native.length("),
     "pages come in reverse": Mutant(Sequence, "pages", "pages(self._handle)", "pages(self._handle)[::-1]"),
     "only the first start of a batch is reported loaded": Mutant(
-        PrefixCache, "_begin", "for it in started:", "for it in started[:1]:"
+        PrefixCache,
+        "_begin",
+        "for it in started:\n        self._native.loaded(",
+        "for it in started[:1]:\n        self._native.loaded(",
     ),
     "only the first state of a batch is loaded": Mutant(
-        PrefixCache, "_fill", "in pairs if source is not None", "in pairs[:1] if source is not None"
+        PrefixCache, "_begin", "self._transfer.load(hits)", "self._transfer.load(hits[:1])"
     ),
     "an engine's slot is checked after an eviction": Mutant(
-        Lease, "publish", REQUIRE + CHECK + RESERVE, CHECK + RESERVE + REQUIRE + "    ", EngineMachine
+        Lease, "publish", REQUIRE + CHECK + RESERVE, CHECK + RESERVE + REQUIRE, EngineMachine
     ),
     "a loaded lease keeps its state pinned": Mutant(
         Lease, "loaded", "lease_loaded", "lease_depth", EngineMachine
     ),
     "a batch evicts before its last misuse is found": Mutant(
-        PrefixCache, "_reserve_all", "self._native.check_checkpoint(seq._handle, depth, source)", "pass"
+        PrefixCache, "checkpoint_many", "self._native.can_checkpoint(seq._handle, depth, source)", "pass"
     ),
     "a further slot is not poisoned": Mutant(
         Sequence, "take_slot", "self._cache.active.poison(slot)", "pass"
     ),
     "a further slot gives its state twice": Mutant(
-        PrefixCache, "checkpoint_many", "self.active.spend(source)", "pass"
+        PrefixCache, "_spend", "self.active.spend(source)", "pass"
     ),
     "clearing forgets the windows": Mutant(ActivePool, "clear", "self.rows.values()", "[self.rows['state']]"),
 }

@@ -372,14 +372,17 @@ class PrefixCache(Owner):
         if failed:
             self._native.cancel_step(number)
             return
+        known: list[Stored] = []
         try:
-            refused = list(refused)
+            known.extend(refused)
             if self._proofs:
                 self._proofs.report(number)
         except BaseException:
             self._native.cancel_step(number)
+            for stored in known:
+                self._native.refuse(stored)
             raise
-        self._native.retire_step(number, refused)
+        self._native.retire_step(number, known)
 
     def refuse(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.

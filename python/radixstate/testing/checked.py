@@ -24,12 +24,13 @@ from radixstate import (
     Stored,
     Usage,
 )
-from radixstate.cache import PoolName, Tokens
+from radixstate.cache import PoolName
 from radixstate.errors import CacheError, MisuseError
 from radixstate.reference.cache import ReferenceCache
 from radixstate.testing.audit import Audit, Owner, Pin
 from radixstate.testing.compare import Refused, agree, attempt, words
 from radixstate.testing.sides import AnyCache, Model, Side, Twins
+from radixstate.tokens import Tokens
 
 if TYPE_CHECKING:
     from radixstate import Request
@@ -161,10 +162,14 @@ class CheckedCache(_Wrapper):
         rows = [self._encode(source, _model_slot(seq, source)) for seq, _, source in states]
 
         def call(it: Side) -> Any:
-            own = it.cache is self._model
-            return it.cache.checkpoint_many(
-                [(it.of(seq), depth, _model_slot(seq, slot) if own else slot) for seq, depth, slot in states]
-            )
+            if it.cache is self._model:
+                return it.cache.checkpoint_many(
+                    [(it.of(seq), depth, _model_slot(seq, slot)) for seq, depth, slot in states]
+                )
+            if len(states) == 1:  # the front has a path of its own for one
+                ((seq, depth, slot),) = states
+                return [it.of(seq).checkpoint(depth, source=slot)]
+            return it.cache.checkpoint_many([(it.of(seq), depth, slot) for seq, depth, slot in states])
 
         answers = self._agree("checkpoint_many", call)
         for twins, row in zip(zip(*answers, strict=True), rows, strict=True):

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from radixstate import Namespace, Published, Request, Skipped
-from radixstate.cache import PoolName, Tokens
+from radixstate.cache import PoolName
 from radixstate.reference import records
 from radixstate.reference.cache import ReferenceCache
+from radixstate.tokens import Tokens
 
 POOLS: tuple[records.PoolName, ...] = ("kv", "active", "checkpoint")
 
