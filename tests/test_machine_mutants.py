@@ -48,8 +48,8 @@ class Mutant:
 REQUIRE = "self._cache.active.require(source)\n    "
 RESERVE = "pending = self._cache._reserve(lambda: native.reserve(self._handle, tokens))\n    "
 CHECK = "native.can_publish(self._handle, tokens, pages)\n    "
-DUE = "if back.step <= self.watermark]\n    "
-LATER = "self.returns = [back for back in self.returns if back.step > self.watermark]"
+DUE = "if back.ticket <= self.watermark]\n    "
+LATER = "self.returns = [back for back in self.returns if back.ticket > self.watermark]"
 
 FRONT = {
     "slot 1 is not cleared": Mutant(
@@ -129,7 +129,7 @@ REFERENCE = {
     ),
     "the watermark is one too new": Mutant(ReferenceCache, "watermark", ") - 1", ")"),
     "a state is ready with the oldest step": Mutant(
-        ReferenceCache, "_attach", "max(self.outstanding", "min(self.outstanding"
+        ReferenceCache, "_attach", "max([*self.outstanding", "min([*self.outstanding"
     ),
     "every state counts as encoded once": Mutant(
         ReferenceCache, "_attach", "pending.owner.generation + 1", "1"
@@ -159,7 +159,19 @@ REFERENCE = {
         ReferenceCache, "release", "reader=lease.state, ", "", EngineMachine
     ),
     "what stands on the pages of a refused state stays": Mutant(
-        ReferenceCache, "refuse", "if still and", "if False and", EngineMachine
+        ReferenceCache, "refuse", "if found and", "if False and", EngineMachine
+    ),
+    "a step that failed has written its states": Mutant(
+        ReferenceCache, "retire_step", "if failed else ()", "if False else ()"
+    ),
+    "pages are shared while another writes them": Mutant(
+        ReferenceCache, "_barred", "not any(map(self.is_unproven, shared))", "True"
+    ),
+    "a request waits for the pages that it wrote itself": Mutant(
+        ReferenceCache, "_barred", "self._page_ends(lease.prefix.depth, ", "self._page_ends(0, "
+    ),
+    "a duplicate that is not ready counts as none": Mutant(
+        ReferenceCache, "_barred", '"duplicate" if target in self.states else "not_ready"', '"not_ready"'
     ),
     "a reset frees late": Mutant(ReferenceCache, "reset", "self._settle()", "pass"),
     "too many slots for the pool are called busy": Mutant(

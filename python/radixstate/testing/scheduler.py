@@ -235,6 +235,19 @@ class SchedulerMachine(CacheMachine):
         self.checkpoint_many(started, len(prompt), None, slip=False)
         return multiple(*started)
 
+    @precondition(lambda self: self.cache.usage("active").free > 1)
+    @rule(target=sequences, prompt=prompts, namespace=namespaces)
+    def overtake(self, prompt: list[int], namespace: Namespace) -> Any:
+        """Two requests compute the same prefix in one step, and each stores past what the other has."""
+        twins = self.cache.start_many([Request(prompt, namespace)] * 2)
+        started = [self.admit(seq, namespace) for seq in twins if isinstance(seq, CheckedSequence)]
+        turns = [(number, self.grid) for number in started[:1]] + [(it, len(prompt)) for it in started[::-1]]
+        with self.cache.step() as step:
+            self.steps = step.id
+            for number, depth in turns:
+                self.checkpoint(number, (depth, True), "running", None)
+        return multiple(*started)
+
     @rule(number=consumes(sequences), how=st.sampled_from(["finish", "abort", "drop", "leave", "fail"]))
     def end(self, number: int, how: str) -> None:
         """Every way a request ends, at any point of its life."""
