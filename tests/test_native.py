@@ -254,6 +254,90 @@ def test_a_refused_checkpoint_is_withdrawn() -> None:
     assert cache.stats().refusals.non_finite == 2
 
 
+def test_a_step_counts_as_its_number() -> None:
+    cache = make()
+    step, later = cache.begin_step(), cache.begin_step()
+    assert (step.id, int(step), hash(step), repr(step)) == (1, 1, hash(1), "Step(1)")
+    assert step == 1 == cache.begin_step().id - 2
+    assert len({step, later, 1, 2}) == 2
+    assert step != later
+    assert step != "1"
+
+
+@pytest.mark.parametrize("how", ["cancel", "drop"])
+def test_what_was_stored_in_a_step_is_withdrawn_when_nobody_reports_it(how: str) -> None:
+    cache = make()
+    steps = [cache.begin_step()]
+    store(cache)
+    if how == "cancel":
+        cache.cancel_step(steps[0])
+    steps.clear()
+    assert cache.lookup(PROMPT).reason == "no_prefix"
+    assert (cache.usage("active").free, cache.usage("kv").free, cache.usage("checkpoint").free) == (2, 16, 2)
+    assert cache.stats().refusals.non_finite == 1
+
+
+def test_a_step_that_was_retired_is_dropped_without_effect() -> None:
+    cache = make()
+    steps = [cache.begin_step()]
+    store(cache)
+    cache.retire_step(steps[0].id)
+    steps.clear()
+    assert cache.lookup(PROMPT).length == DEPTH
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_state_that_is_not_proven_is_ready_when_its_ticket_is_completed(finite: bool) -> None:
+    cache = make()
+    started = running(cache)
+    stored = cache.commit(started.sequence, reserve(cache, started), proven=False)
+    assert isinstance(stored, Stored)
+    assert (stored.step, stored.ticket) == (None, 1)
+    assert cache.lookup(PROMPT).reason == "not_ready"
+    for _ in range(2):
+        cache.complete(1, finite)
+    assert cache.lookup(PROMPT).length == (DEPTH if finite else 0)
+    assert cache.stats().refusals.non_finite == (not finite)
+    assert store(make()).ticket is None
+
+
+def test_a_store_is_skipped_whose_pages_another_request_is_still_writing() -> None:
+    cache = make()
+    step = cache.begin_step()
+    first, second = running(cache), running(cache)
+    pages = cache.pages(second.sequence)
+    cache.commit(first.sequence, reserve(cache, first, 4))
+    skipped = cache.reserve_checkpoint(second.sequence, DEPTH, second.slot or 0)
+    assert isinstance(skipped, Skipped)
+    assert (skipped.reason, cache.stats().refusals.not_ready) == ("not_ready", 1)
+    assert cache.pages(second.sequence) == pages
+    cache.retire_step(step)
+    assert isinstance(cache.commit(second.sequence, reserve(cache, second)), Stored)
+
+
+def test_a_path_that_was_refused_twice_is_kept_until_its_writer_is_done() -> None:
+    cache = make()
+    upper, started = store(cache, depth=4), running(cache)
+    lower = cache.commit(started.sequence, reserve(cache, started), proven=False)
+    cache.finish(started.sequence)
+    assert isinstance(lower, Stored)
+    assert lower.ticket
+    cache.refuse(lower)
+    cache.refuse(upper)
+    assert cache.usage("kv").pinned == 4
+    cache.complete(lower.ticket, True)
+    assert cache.usage("kv").free == 16
+
+
+def test_a_cache_draws_what_lookups_can_reach() -> None:
+    cache = make()
+    empty = cache.draw()
+    store(cache)
+    assert len(cache.draw().splitlines()) == len(empty.splitlines()) + 2, (
+        f"a namespace and a run: {cache.draw()}"
+    )
+
+
 # The lower layer
 
 
@@ -285,6 +369,23 @@ def test_pages_that_are_cached_already_stay_the_engines() -> None:
     assert isinstance(published.outcome, Skipped)
     assert published.outcome.reason == "duplicate"
     assert (published.canonical, published.duplicates) == ([5, 6, 7, 8], [1, 2, 3, 4])
+
+
+def test_pages_that_another_lease_is_still_writing_are_named_to_nobody() -> None:
+    cache = external()
+    late = cache.lease(cache.lookup(PROMPT))
+    pending = cache.reserve(late, PROMPT[:DEPTH])
+    assert isinstance(pending, PendingHandle)
+    step = cache.begin_step()
+    early = cache.lease(cache.lookup(PROMPT))
+    first = cache.reserve(early, PROMPT[:4])
+    assert isinstance(first, PendingHandle)
+    cache.publish(early, PROMPT[:4], [5, 6], first)
+    published = cache.publish(late, PROMPT[:DEPTH], [1, 2, 3, 4], pending)
+    assert isinstance(published.outcome, Skipped)
+    assert published.outcome.reason == "not_ready"
+    assert (published.canonical, published.duplicates) == ([1, 2, 3, 4], [])
+    cache.retire_step(step)
 
 
 def test_a_sequence_commits_the_engines_pages() -> None:

@@ -158,6 +158,8 @@ def numbers(cache: Cache) -> dict[str, Callable[[Any], object]]:
         "n of grow": lambda number: cache.grow(sequence, number),
         "depth of reserve_checkpoint": lambda number: cache.reserve_checkpoint(sequence, number, 1),
         "step of retire_step": cache.retire_step,
+        "step of cancel_step": cache.cancel_step,
+        "ticket of complete": lambda number: cache.complete(number, True),
         "max_length of lookup": lambda number: cache.lookup(PROMPT, max_length=number),
         "reserve of start": lambda number: cache.start(PROMPT, reserve=number),
         "max_length of start": lambda number: cache.start(PROMPT, max_length=number),

@@ -94,7 +94,7 @@ def test_what_owns_slots_is_neither_copied_nor_sent_elsewhere() -> None:
     cache = make()
     started = running(cache)
     lease = cache.lease(cache.lookup(PROMPT))
-    for owner in (cache, started, started.sequence, lease, reserve(cache, started)):
+    for owner in (cache, started, started.sequence, lease, reserve(cache, started), cache.begin_step()):
         for duplicate in (copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match=r"cannot pickle .*object"):
                 duplicate(owner)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from radixstate.reference.cache import ReferenceCache
 from radixstate.reference.codec import decode, encode, scale_dtype
-from radixstate.reference.records import Misuse, NeverFits, Running, Shortage, Skipped, Stored
+from radixstate.reference.records import Misuse, NeverFits, Pending, Running, Shortage, Skipped, Stored
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -154,6 +154,90 @@ def test_a_refused_state_is_withdrawn() -> None:
     assert cache.lookup([1, 2, 3, 4, 5]).reason == "no_prefix"
     assert cache.usage("checkpoint").free == 2
     assert not cache.refuse(stored.serial)
+
+
+def two_of(cache: ReferenceCache, tokens: list[int]) -> tuple[Running, Running]:
+    first, second = cache.start(tokens), cache.start(tokens)
+    for seq in (first, second):
+        cache.loaded(seq)
+    return first, second
+
+
+def test_pages_are_shared_once_their_writer_is_done() -> None:
+    cache = small_cache(kv_pages=16, checkpoint_slots=4)
+    step = cache.begin_step()
+    first, second = two_of(cache, list(range(9)))
+    before = cache.pages_of(second)
+    late = cache.reserve_checkpoint(second, 8, second.slots[0])
+    assert isinstance(late, Pending)
+    store(cache, first, 4)
+    assert cache.commit(second, late) == store(cache, second, 8) == Skipped("not_ready")
+    assert store(cache, second, 4) == Skipped("duplicate")
+    assert isinstance(store(cache, first, 8), Stored), "it stands on its own pages"
+    assert cache.pages_of(second) == before
+    cache.retire_step(step, failed=True)
+    stored = store(cache, second, 8)
+    assert isinstance(stored, Stored)
+    assert (stored.replaced, cache.pages_of(second)) == (None, before)
+
+
+def test_a_state_without_pages_waits_for_nobody() -> None:
+    cache = small_cache(kv_pages=0)
+    cache.begin_step()
+    first, second = two_of(cache, list(range(9)))
+    assert isinstance(store(cache, first, 4), Stored)
+    assert isinstance(store(cache, second, 8), Stored)
+
+
+def test_a_state_is_ready_with_its_proof_and_all_before_it() -> None:
+    cache = small_cache(kv_pages=16)
+    first, second = cache.start([1, 2, 3, 4, 5]), cache.start([6, 7, 8, 9, 5])
+    tickets = []
+    for seq in (first, second):
+        cache.loaded(seq)
+        pending = cache.reserve_checkpoint(seq, 4, seq.slots[0])
+        assert isinstance(pending, Pending)
+        stored = cache.commit(seq, pending, proven=False)
+        assert isinstance(stored, Stored)
+        assert stored.ticket
+        tickets.append(stored.ticket)
+    cache.complete(tickets[1], finite=True)
+    assert cache.lookup([6, 7, 8, 9, 5]).reason == "not_ready"
+    for _ in range(2):
+        cache.complete(tickets[0], finite=False)
+    assert [cache.lookup(list(it)).length for it in ((1, 2, 3, 4, 5), (6, 7, 8, 9, 5))] == [0, 4]
+    cache.finish(first)
+    assert cache.usage("active").free == 1, "a proof holds no slot up"
+    with pytest.raises(Misuse, match="unknown_step"):
+        cache.complete(3, finite=True)
+
+
+def test_a_refusal_that_comes_after_an_eviction_is_too_late() -> None:
+    cache = small_cache()
+    early = run(cache, list(range(9)), 4)
+    run(cache, list(range(9)), 8)
+    cache.evict("checkpoint", 1)
+    assert isinstance(early, Stored)
+    assert cache.refuse(early.serial) == 0
+    assert cache.lookup(list(range(9))).length == 8, "the pages that came with it serve another state"
+
+
+def test_a_path_that_was_refused_twice_is_kept_until_its_writer_is_done() -> None:
+    cache = small_cache()
+    upper = run(cache, list(range(9)), 4)
+    seq = cache.start(list(range(9)))
+    cache.loaded(seq)
+    pending = cache.reserve_checkpoint(seq, 8, seq.slots[0])
+    assert isinstance(pending, Pending)
+    lower = cache.commit(seq, pending, proven=False)
+    cache.finish(seq)
+    assert isinstance(lower, Stored)
+    assert isinstance(upper, Stored)
+    assert (cache.refuse(lower.serial), cache.refuse(upper.serial)) == (1, 1)
+    assert cache.usage("kv").pinned == 4
+    assert lower.ticket
+    cache.complete(lower.ticket, finite=True)
+    assert cache.usage("kv").free == 8
 
 
 def test_reset_lets_live_sequences_finish_and_refuses_their_states() -> None:
