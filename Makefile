@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 NATIVE_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo test test-rust test-python bench lint fuzz coverage docs lock ci kernels gpu clean
+.PHONY: help demo test test-rust msrv test-python bench lint fuzz coverage docs lock ci kernels gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ test: test-rust test-python ## Rust and Python tests
 
 test-rust: ## Rust tests alone: needs neither Python nor torch
 	cargo test --locked
+
+msrv: $(VENV)/.packages ## build and test the Rust crates with the oldest Rust that Cargo.toml promises
+	PYO3_PYTHON=$(abspath $(BIN)/python) tools/msrv.sh
 
 test-python: $(VENV)/.native
 	$(BIN)/python -m pytest $(ARGS)
@@ -67,7 +70,7 @@ lock: $(VENV)/.packages ## write requirements-dev.txt anew from what is installe
 	mv requirements-dev.txt.new requirements-dev.txt
 	touch $(VENV)/.packages
 
-ci: lint test ## what CI runs
+ci: lint test msrv ## what CI runs
 
 kernels: $(VENV)/.native ## registers, spills, shared bytes and access widths of the CUDA kernels, compiled without a GPU
 	$(BIN)/python -m benchmarks.kernels

@@ -31,7 +31,11 @@ impl Avx2 {
         #[target_feature(enable = "avx2,fma,f16c")]
         fn enabled<T: Task>(token: Avx2, task: T) {
             task.run(token);
-            _mm_sfence();
+            // SAFETY: every x86-64 CPU has SSE.
+            #[allow(unused_unsafe, reason = "the intrinsic is unsafe up to Rust 1.92")]
+            unsafe {
+                _mm_sfence();
+            }
         }
         // SAFETY: `self` proves the features.
         unsafe { enabled(self, task) }

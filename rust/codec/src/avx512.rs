@@ -30,7 +30,11 @@ impl Avx512 {
         #[target_feature(enable = "avx512f,avx512bw")]
         fn enabled<T: Task>(token: Avx512, task: T) {
             task.run(token);
-            _mm_sfence();
+            // SAFETY: every x86-64 CPU has SSE.
+            #[allow(unused_unsafe, reason = "the intrinsic is unsafe up to Rust 1.92")]
+            unsafe {
+                _mm_sfence();
+            }
         }
         // SAFETY: `self` proves the features.
         unsafe { enabled(self, task) }
