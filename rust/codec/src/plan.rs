@@ -3,6 +3,8 @@
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use crate::backend::Backend;
 use crate::error::{PairError, Side, SpecError};
@@ -172,15 +174,24 @@ fn distinct(pairs: &[Pair]) -> Result<(), PairError> {
     }
 }
 
-/// Works on every share, the first on the calling thread.
+/// Works on every share, each taken by whichever thread is free; the calling one is the first.
 fn run<'a>(shares: Vec<Share<'a>>, work: impl Fn(Share<'a>) + Sync) {
-    let work = &work;
-    std::thread::scope(|scope| {
-        let mut shares = shares.into_iter();
-        let mine = shares.next();
-        for share in shares {
-            scope.spawn(move || work(share));
+    let helpers = shares.len().saturating_sub(1);
+    let shares = Mutex::new(shares.into_iter());
+    // A panic elsewhere leaves the rest of the shares as they are.
+    let next = || shares.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(share) = next() {
+            work(share);
         }
-        mine.into_iter().for_each(work);
+    };
+    thread::scope(|scope| {
+        for _ in 0..helpers {
+            // Where no further thread can be started, those that run do its share.
+            if thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
     });
 }
