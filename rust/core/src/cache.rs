@@ -66,6 +66,7 @@ impl Config {
         if checkpoints.capacity == 0 {
             return refuse("the checkpoint pool has 0 slots: nothing could ever be reused".into());
         }
+        self.check_sizes()?;
         let Some(grid) = Grid::new(page_size, checkpoint_stride) else {
             return refuse(format!(
                 "lcm of page size {page_size} and checkpoint stride {checkpoint_stride} exceeds 32 bits"
@@ -79,6 +80,30 @@ impl Config {
             ));
         }
         Ok(grid)
+    }
+
+    /// Ids fit into the int32 of page tables and kernels, bytes in use into a counter.
+    fn check_sizes(&self) -> Result<(), Misuse> {
+        let pools = [
+            ("kv pages", self.kv),
+            ("active slots", self.active),
+            ("checkpoint slots", self.checkpoints),
+        ];
+        for (units, pool) in pools {
+            let (capacity, bytes) = (pool.capacity, pool.unit_bytes);
+            if capacity > i32::MAX as u32 {
+                return Err(Misuse::Config(format!(
+                    "{capacity} {units}: ids must fit into an int32, so there are at most {}",
+                    i32::MAX
+                )));
+            }
+            if u64::from(capacity).checked_mul(bytes).is_none() {
+                return Err(Misuse::Config(format!(
+                    "{capacity} {units} of {bytes} bytes exceed 64 bits"
+                )));
+            }
+        }
+        Ok(())
     }
 }
 

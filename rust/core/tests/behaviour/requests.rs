@@ -590,7 +590,7 @@ fn a_checkpoint_counts_how_often_its_state_was_encoded() {
 
 #[test]
 fn bookkeeping_grows_with_use_and_not_with_capacity() {
-    let whole = PoolConfig::internal(u32::MAX);
+    let whole = PoolConfig::internal(i32::MAX as u32);
     let mut cache = Cache::new(Config {
         kv: whole,
         active: whole,
@@ -599,7 +599,7 @@ fn bookkeeping_grows_with_use_and_not_with_capacity() {
     })
     .unwrap();
     store(&mut cache, &prompt(1, 8));
-    assert_eq!(cache.usage(PoolKind::Kv).free, u32::MAX as usize - 4);
+    assert_eq!(cache.usage(PoolKind::Kv).free, i32::MAX as usize - 4);
     let sequence = start(&mut cache, &prompt(1, 9));
     assert_eq!(pages(&cache, &sequence), [1, 2, 3, 4, 5]);
 }
