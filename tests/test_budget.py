@@ -124,12 +124,13 @@ def test_a_cache_that_is_told_its_prompts_announces_that_their_states_do_not_fit
 
 
 def test_free_memory_is_what_linux_calls_available(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    assert budget._available_memory(meminfo) is None
+    meminfo = tmp_path / "proc/meminfo"
+    assert budget._available_memory(tmp_path) is None
+    meminfo.parent.mkdir()
     meminfo.write_text("MemTotal:       999 kB\nMemFree:  5 kB\nMemAvailable:     12 kB\n")
-    assert budget._available_memory(meminfo) == 12 * 1024
+    assert budget._available_memory(tmp_path) == 12 * 1024
     meminfo.write_text("MemTotal:       999 kB\n")
-    assert budget._available_memory(meminfo) is None
+    assert budget._available_memory(tmp_path) is None
 
 
 @pytest.mark.gpu

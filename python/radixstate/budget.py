@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,18 +173,78 @@ def _active_that_fit(spec: StateSpec, format: Format, nbytes: int) -> int:
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
-    """Free memory of a device in bytes, or None where it cannot be read."""
+    """Free memory of a device in bytes, or None where it cannot be read.
+
+    Of a CPU it is what Linux can give without swapping, and no more than the limits of the process's control
+    groups leave, such as those of its container.
+    """
     kind = str(device).partition(":")[0]
     if kind == "cuda":
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    return _available_memory(Path("/proc/meminfo")) if kind == "cpu" else None
+    return _available_memory(Path("/")) if kind == "cpu" else None
 
 
-def _available_memory(meminfo: Path) -> int | None:
-    """What Linux says can be allocated without swapping."""
+def _available_memory(root: Path) -> int | None:
+    """The least of what Linux and the control groups say is available."""
+    meminfo = root / "proc/meminfo"
     if not meminfo.exists():
         return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    return min([int(found[1]) * 1024, *_left_by_groups(root)]) if found else None
+
+
+@dataclass(frozen=True)
+class _Files:
+    """How a version of control groups names what it says of memory.
+
+    Attributes:
+        mount: where its hierarchy is.
+        limit: bytes that a group may use.
+        used: bytes that it uses, the page cache included.
+        cached: key of memory.stat, bytes of the page cache that can be dropped at any time.
+    """
+
+    mount: str
+    limit: str
+    used: str
+    cached: str
+
+    def left(self, group: Path) -> int | None:
+        """Bytes that a group may still use, or None if it has no limit."""
+        try:
+            limit = int((group / self.limit).read_text())
+            used = int((group / self.used).read_text())
+        except (OSError, ValueError):  # no such file or no right to read it; "max" where there is no limit
+            return None
+        with suppress(OSError):
+            found = re.search(rf"^{self.cached} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            used -= int(found[1]) if found else 0
+        return max(0, limit - used)
+
+
+_V1 = _Files(
+    "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+)
+_V2 = _Files("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """What each control group of this process that limits its memory leaves, up to the outermost one."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        files = _V1 if controllers else _V2
+        mount = root / files.mount
+        # Seen from inside a container the path may be the host's, or lead out: then the mount itself is the group.
+        inside = Path(*(part for part in Path(path).parts if part not in ("/", "..")))
+        for group in (inside, *inside.parents):
+            left = files.left(mount / group)
+            if left is not None:
+                yield left
