@@ -16,6 +16,7 @@ __all__ = [
     "Evictions",
     "ForkedError",
     "Freed",
+    "HeldTensors",
     "LeaseHandle",
     "LengthMismatchError",
     "Match",
@@ -468,7 +469,22 @@ class CodecPlan:
         layout: Literal["k_last", "v_last"],
         format: str,
         scale: object | None = None,
-        conv: Sequence[tuple[object, object]] = ...,
+        conv: Iterable[tuple[object, object]] | None = None,
     ) -> CodecPlan: ...
     def store(self, pairs: Sequence[tuple[int, int]], threads: int | None = None) -> list[bool]: ...
     def load(self, pairs: Sequence[tuple[int, int]], threads: int | None = None) -> None: ...
+
+@final
+class HeldTensors:
+    def __new__(cls, tensors: Iterable[tuple[str, object]]) -> HeldTensors: ...
+    @staticmethod
+    def of_pools(
+        *,
+        active: object,
+        checkpoint: object,
+        layout: Literal["k_last", "v_last"],
+        format: Literal["native", "bf16", "int8"],
+        scale: object | None = None,
+        conv: Iterable[tuple[object, object]] | None = None,
+    ) -> HeldTensors: ...
+    def check(self) -> None: ...

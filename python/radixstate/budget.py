@@ -224,9 +224,7 @@ class _Files:
         return max(0, limit - used)
 
 
-_V1 = _Files(
-    "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-)
+_V1 = _Files("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = _Files("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 

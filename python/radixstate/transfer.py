@@ -62,6 +62,7 @@ class Transfer:
 
         Raises:
             SlotError: a slot is not in its pool, or two pairs write the same one; nothing was written.
+            TensorError: a tensor of the pools is no longer where it was; nothing was written.
             MisuseError: a CUDA graph is being captured: `radixstate.cuda.build(...).batch` is for that.
         """
         return self._codec.store(list(pairs))
@@ -71,6 +72,7 @@ class Transfer:
 
         Raises:
             SlotError: as `store`.
+            TensorError: as `store`.
             MisuseError: as `store`.
         """
         self._codec.load(list(pairs))
@@ -88,10 +90,10 @@ def codec(active: ActivePool, checkpoints: CheckpointPool) -> Codec:
     scale = checkpoints.rows.get("scale")
     conv = zip(active.windows, checkpoints.windows, strict=True)
     return _native.CodecPlan(
-        active=list(active.rows["state"].layers),
-        checkpoint=list(checkpoints.rows["state"].layers),
-        scale=list(scale.layers) if scale else None,
-        conv=[(list(source.layers), list(kept.layers)) for source, kept in conv],
+        active=active.rows["state"].given,
+        checkpoint=checkpoints.rows["state"].given,
+        scale=scale.given if scale else None,
+        conv=[(source.given, kept.given) for source, kept in conv],
         layout=active.spec.layout,
         format=checkpoints.format,
     )

@@ -47,7 +47,8 @@ class Batch:
     """A fixed device buffer of slot pairs: a captured launch can be replayed with other slots.
 
     `enqueue` alone may be captured. Before a replay `fill` on the stream that replays, after it take `verdicts`
-    there. Pairs that are not filled in move nothing.
+    there. Pairs that are not filled in move nothing. A batch keeps the tensors of the pools alive: keep it as long as
+    a graph that has captured it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Batch:
 
         Raises:
             SlotError: as `CudaCodec.store`, or there are more pairs than the capacity; nothing changed.
+            TensorError: as `CudaCodec.store`; a replay itself cannot see it.
             MisuseError: a graph is being captured.
         """
         words = self._words(pairs, self._slots.shape[1])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from radixstate import _native
 from radixstate.cuda import specialise
 from radixstate.cuda.batch import Batch
 from radixstate.cuda.device import CupyDevice, Device
@@ -60,17 +61,14 @@ class _Memory:
         """Describes rows of which the first `axes` axes may have any stride, and the others are contiguous.
 
         Raises:
-            TensorError: they are not, two elements share an address, or one lies across its own alignment.
+            TensorError: they are not, or an element lies across its own alignment.
         """
         first = rows.layers[0]
         width = first.element_size()
         if not first[(0,) * axes].is_contiguous():
             raise TensorError(f"axes from {axes} on must be contiguous, got strides {first.stride()}")
-        _require_apart(first)
         strides = [first.stride(axis) * width if first.shape[axis] > 1 else 0 for axis in range(axes)]
         addresses = [layer.data_ptr() for layer in rows.layers]
-        if len(set(addresses)) < len(addresses):
-            raise TensorError(f"two of {len(addresses)} layers are the same memory")
         alignment = gcd(*addresses, *strides)
         if alignment % width:
             raise TensorError(f"addresses must be multiples of an element's {width} bytes")
@@ -130,14 +128,22 @@ class CudaCodec:
             device: where all of them are.
 
         Raises:
-            TensorError: an inner axis is not contiguous, elements share addresses, or there are more windows or
-                layers than a launch takes.
+            TensorError: an inner axis is not contiguous, memory overlaps, or there are more windows or layers than
+                a launch takes.
             MisuseError: a graph is being captured.
         """
         if len(conv) > MAX_WINDOWS:
             raise TensorError(f"a launch takes at most {MAX_WINDOWS} conv windows, got {len(conv)}")
         if len(active.layers) > MAX_LAYERS:
             raise TensorError(f"a launch takes at most {MAX_LAYERS} layers, got {len(active.layers)}")
+        self._held = _native.HeldTensors.of_pools(
+            active=active.given,
+            checkpoint=checkpoint.given,
+            scale=scale.given if scale else None,
+            conv=[(source.given, kept.given) for source, kept in conv],
+            layout=layout,
+            format=format,
+        )
         self._device = device
         self._layers = len(active.layers)
         self._where = active.layers[0].device
@@ -178,6 +184,7 @@ class CudaCodec:
 
         Raises:
             SlotError: a slot is not in its pool, or two pairs write the same one; nothing was launched.
+            TensorError: a tensor of the pools is no longer where it was; nothing was launched.
             MisuseError: a graph is being captured.
         """
         if not pairs:
@@ -191,6 +198,7 @@ class CudaCodec:
 
         Raises:
             SlotError: as `store`.
+            TensorError: as `store`.
             MisuseError: as `store`.
         """
         if pairs:
@@ -217,7 +225,10 @@ class CudaCodec:
 
         Raises:
             SlotError: as `store`, or there are more pairs than `capacity`.
+            TensorError: as `store`.
         """
+        self._held.check()
+        pairs = [(index(source), index(target)) for source, target in pairs]
         if len(pairs) > capacity:
             raise SlotError(f"the batch has room for {capacity} pairs, got {len(pairs)}")
         active, checkpoint = ("active pool", self._active.slots), ("checkpoint pool", self._checkpoint.slots)
@@ -238,7 +249,8 @@ class CudaCodec:
                 0 or past the end moves nothing, so there may be padding.
 
         Raises:
-            TensorError: `slots` has another shape or type, or is on another device than the pools.
+            TensorError: `slots` has another shape or type, is on another device than the pools or larger than its
+                storage, or a tensor of the pools is no longer where it was.
         """
         self._launch("store", slots, self._active, self._checkpoint)
 
@@ -257,6 +269,12 @@ class CudaCodec:
             )
         if slots.device != self._where:
             raise TensorError(f"slots must be on {self._where} with the pools, got {slots.device}")
+        needed = (slots.storage_offset() + slots.numel()) * slots.element_size()
+        if slots.is_neg() or slots.untyped_storage().nbytes() < needed:
+            raise TensorError(
+                f"slots must be in their storage, {needed} bytes, and not a view that negates it"
+            )
+        self._held.check()
         pairs = slots.shape[1]
         if not pairs:
             return
@@ -283,21 +301,12 @@ class CudaCodec:
         return total
 
 
-def _require_apart(layer: torch.Tensor) -> None:
-    """Refuses strides by which two elements of a layer share an address, as those of an expanded tensor."""
-    span = 1
-    for stride, size in sorted(zip(layer.stride(), layer.shape, strict=True)):
-        if size > 1 and stride < span:
-            raise TensorError(f"a stride of {stride} elements must span the {span} that lie within it")
-        span += (size - 1) * stride
-
-
 def _require_pairs(pairs: Pairs, source: tuple[str, int], target: tuple[str, int]) -> None:
     """Refuses what the CPU codec refuses, in the same words."""
     written: dict[int, int] = {}
     for i, pair in enumerate(pairs):
         for slot, (pool, rows) in zip(pair, (source, target), strict=True):
-            if index(slot) == 0:
+            if slot == 0:
                 raise SlotError(f"pair {i}: slot 0 of the {pool} is the padding sink")
             if not 0 < slot < rows:
                 raise SlotError(f"pair {i}: slot {slot} is not in the {pool}, whose last slot is {rows - 1}")

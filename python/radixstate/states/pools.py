@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Self
 
+from radixstate import _native
 from radixstate.errors import ConfigError, SlotError, TensorError
 from radixstate.states.formats import Format
 from radixstate.states.rows import Rows
@@ -27,7 +29,16 @@ class StateTensors:
     """
 
     def __init__(self, spec: StateSpec, rows: dict[str, Rows]) -> None:
-        """Takes rows of one device and one number of slots."""
+        """Takes rows of one device and one number of slots.
+
+        Raises:
+            TensorError: a tensor lies outside its storage, or is a view that negates its memory.
+        """
+        self._held = _native.HeldTensors(
+            (name, tensor)
+            for name, each in rows.items()
+            for tensor in ((each.whole,) if each.whole is not None else each.layers)
+        )
         first = rows["state"].layers[0]
         self.spec = spec
         self.slots = first.shape[0] - 1
@@ -53,7 +64,14 @@ class StateTensors:
         return self.windows[index].row(self.require(slot))
 
     def require(self, slot: int) -> int:
-        """Returns `slot`, or raises SlotError if the pool has no such slot."""
+        """Returns `slot` as an int.
+
+        Raises:
+            SlotError: the pool has no such slot.
+            TensorError: a tensor of the pool is no longer where it was.
+        """
+        slot = index(slot)
+        self._held.check()
         if not 1 <= slot <= self.slots:
             raise SlotError(f"slot {slot} is not in 1..={self.slots} (row 0 is the padding sink)")
         return slot
@@ -77,7 +95,10 @@ class ActivePool(StateTensors):
 
     @classmethod
     def bind(cls, spec: StateSpec, *, state: Given, conv: Sequence[Given] = ()) -> Self:
-        """A pool over an engine's tensors, which are used in place and must not move (`share_memory_`) any more.
+        """A pool over an engine's tensors, which are used in place and must not move any more.
+
+        Resizing them, pointing them elsewhere (`data`, `set_`) and sharing them with another process
+        (`share_memory_`, a queue) must come before.
 
         Args:
             spec: what a slot holds.
@@ -85,7 +106,8 @@ class ActivePool(StateTensors):
             conv: for each window of the spec (layers, slots + 1, *shape), or a list, one tensor per layer.
 
         Raises:
-            TensorError: a number of tensors, shape, type, device or stride is not as the spec says.
+            TensorError: a number of tensors, shape, type, device or stride is not as the spec says, or a tensor
+                lies outside its storage or is a view that negates its memory.
         """
         if len(conv) != len(spec.conv):
             raise TensorError(f"{len(conv)} conv tensors given, the spec has {len(spec.conv)} windows")
@@ -106,19 +128,19 @@ class ActivePool(StateTensors):
 
     def clear(self, slot: int) -> None:
         """Zeroes a slot: the state before the first token."""
-        self.require(slot)
+        slot = self.require(slot)
         for rows in self.rows.values():
             rows.fill(slot, 0)
 
     def poison(self, slot: int) -> None:
         """Fills a slot with NaN, windows too: a checkpoint of it is refused until a kernel wrote its state."""
-        self.require(slot)
+        slot = self.require(slot)
         for rows in self.rows.values():
             rows.fill(slot, float("nan"))
 
     def spend(self, slot: int) -> None:
         """Makes a stored state unusable: a NaN in each layer and window, until a kernel writes the slot."""
-        self.require(slot)
+        slot = self.require(slot)
         for rows in self.rows.values():
             rows.mark(slot)
 

@@ -73,6 +73,11 @@ class Rows:
         return cls(tensors, whole, inference=any(tensor.is_inference() for tensor in tensors))
 
     @property
+    def given(self) -> torch.Tensor | list[torch.Tensor]:
+        """The tensor of all layers, or else one per layer: what the codecs take."""
+        return list(self.layers) if self.whole is None else self.whole
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all elements, the padding sink's included."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.layers)

@@ -9,16 +9,34 @@ use radixstate_codec::{
 
 use crate::errors::{Class, Failure, Result};
 use crate::fork;
+use crate::gather::gather;
+use crate::held::Held;
 use crate::number::Number;
-use crate::tensor::{Layers, Mover, misuse};
+use crate::tensor::{Layers, Mover, Place, misuse};
 
 /// Adds this file's classes to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CodecPlan>()
 }
 
-/// Slots to move between, as given.
-type Pairs = Vec<(Number<u32>, Number<u32>)>;
+/// Slots to move between.
+struct Pairs(Vec<Pair>);
+
+impl FromPyObject<'_, '_> for Pairs {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        let slot = |number: Number<u32>| number.named_or(Class::Slot, "slot");
+        gather(&object, |pair| {
+            let (source, destination) = pair.extract()?;
+            Ok(Pair {
+                source: slot(source)?,
+                destination: slot(destination)?,
+            })
+        })
+        .map(Self)
+    }
+}
 
 /// Moves states between an active and a checkpoint pool. Built once per pair of pools; safe to
 /// share by threads.
@@ -52,40 +70,26 @@ pub(crate) struct CodecPlan {
 #[pymethods]
 impl CodecPlan {
     #[new]
-    #[pyo3(signature = (*, active, checkpoint, layout, format, scale=None, conv=Vec::new()))]
+    #[pyo3(signature = (*, active, checkpoint, layout, format, scale=None, conv=None))]
     fn new(
         active: &Bound<'_, PyAny>,
         checkpoint: &Bound<'_, PyAny>,
         layout: &str,
         format: &str,
         scale: Option<&Bound<'_, PyAny>>,
-        conv: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+        conv: Option<&Bound<'_, PyAny>>,
     ) -> Result<Self> {
-        let layout = parse_layout(layout)?;
-        let format = parse_format(format)?;
-        let active = Active::new(Layers::new("active", active)?, layout)?;
-        let checkpoint = Layers::new("checkpoint", checkpoint)?;
-        let scale = scale.map(|scale| Layers::new("scale", scale)).transpose()?;
-        let kept = active.checkpoint(format, &checkpoint, scale.as_ref())?;
-        let mut windows = Vec::with_capacity(conv.len());
-        let mut layers = Vec::from_iter(scale);
-        for (index, (source, target)) in conv.iter().enumerate() {
-            let (window, pair) = window(index, source, target)?;
-            windows.push(window);
-            layers.extend(pair);
-        }
-        let spec = Spec {
-            state: active.state,
-            layout,
-            shape: active.shape,
-            active: active.layers.strided("active")?,
-            checkpoint: kept,
-            windows,
+        let given = Given {
+            place: Place::Cpu,
+            active,
+            checkpoint,
+            scale,
+            conv,
         };
-        layers.extend([active.layers, checkpoint]);
+        let Pools { spec, held } = Pools::read(given, layout, format)?;
         let parallelism = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         Ok(Self {
-            mover: Mover::new(spec, layers)?,
+            mover: Mover::new(spec, held)?,
             parallelism,
             generation: fork::generation(),
         })
@@ -99,6 +103,7 @@ impl CodecPlan {
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
+    ///     TensorError: a tensor is no longer where it was; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
     fn store(
         &self,
@@ -107,8 +112,7 @@ impl CodecPlan {
         threads: Option<Number<usize>>,
     ) -> Result<Vec<bool>> {
         fork::check(self.generation, "codec plan")?;
-        self.mover
-            .store(py, &to_pairs(pairs)?, self.threads(threads)?)
+        self.mover.store(py, &pairs.0, self.threads(threads)?)
     }
 
     /// Decodes (checkpoint slot, active slot) pairs.
@@ -119,11 +123,11 @@ impl CodecPlan {
     ///
     /// Raises:
     ///     SlotError: a slot is out of range, or two pairs write the same one; nothing was written.
+    ///     TensorError: a tensor is no longer where it was; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
     fn load(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<()> {
         fork::check(self.generation, "codec plan")?;
-        self.mover
-            .load(py, &to_pairs(pairs)?, self.threads(threads)?)
+        self.mover.load(py, &pairs.0, self.threads(threads)?)
     }
 }
 
@@ -136,6 +140,60 @@ impl CodecPlan {
         NonZeroUsize::new(given.named("threads")?).ok_or_else(|| {
             Failure::Refused(Class::Misuse, "threads must be at least 1, got 0".into())
         })
+    }
+}
+
+/// The tensors of two pools as given, each one or a list.
+pub(crate) struct Given<'a, 'py> {
+    pub(crate) place: Place,
+    pub(crate) active: &'a Bound<'py, PyAny>,
+    pub(crate) checkpoint: &'a Bound<'py, PyAny>,
+    pub(crate) scale: Option<&'a Bound<'py, PyAny>>,
+    /// Pairs of windows.
+    pub(crate) conv: Option<&'a Bound<'py, PyAny>>,
+}
+
+/// Two pools by address, and the tensors that keep the addresses valid.
+pub(crate) struct Pools {
+    pub(crate) spec: Spec,
+    pub(crate) held: Held,
+}
+
+impl Pools {
+    /// Checks tensors against each other, layout and format; whether they overlap is left to
+    /// `Plan::new`.
+    pub(crate) fn read(given: Given<'_, '_>, layout: &str, format: &str) -> Result<Self> {
+        let mut reader = Reader {
+            place: given.place,
+            held: Held::default(),
+        };
+        let layout = parse_layout(layout)?;
+        let format = parse_format(format)?;
+        let active = Active::new(reader.layers("active", given.active)?, layout)?;
+        let checkpoint = reader.layers("checkpoint", given.checkpoint)?;
+        let scale = given
+            .scale
+            .map(|scale| reader.layers("scale", scale))
+            .transpose()?;
+        let kept = active.checkpoint(format, &checkpoint, scale.as_ref())?;
+        let mut windows = Vec::new();
+        if let Some(conv) = given.conv {
+            gather(conv, |pair| {
+                let (source, target): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract()?;
+                windows.push(reader.window(windows.len(), &source, &target)?);
+                Ok::<_, Failure>(())
+            })?;
+        }
+        let spec = Spec {
+            state: active.state,
+            layout,
+            shape: active.shape,
+            active: active.layers.strided("active")?,
+            checkpoint: kept,
+            windows,
+        };
+        let held = reader.held;
+        Ok(Self { spec, held })
     }
 }
 
@@ -199,33 +257,42 @@ impl Active {
     }
 }
 
-/// A window and the tensors it lies in.
-fn window(
-    index: usize,
-    active: &Bound<'_, PyAny>,
-    checkpoint: &Bound<'_, PyAny>,
-) -> Result<(Window, [Layers; 2])> {
-    let from = format!("conv {index}, active");
-    let to = format!("conv {index}, checkpoint");
-    let source = Layers::new(&from, active)?;
-    let target = Layers::new(&to, checkpoint)?;
-    target.expect_dtype(&to, source.dtype())?;
-    target.expect_slot_shape(&to, source.shape().get(1..).unwrap_or_default())?;
-    if source.inner_dimensions() != target.inner_dimensions() {
-        return Err(misuse(format!(
-            "{to}: the strides of a slot must be those of the active tensor"
-        )));
+/// Reads tensors, and holds what it has read.
+struct Reader {
+    place: Place,
+    held: Held,
+}
+
+impl Reader {
+    fn layers(&mut self, what: &str, tensors: &Bound<'_, PyAny>) -> Result<Layers> {
+        Layers::new(what, tensors, self.place, &mut self.held)
     }
-    let (active, bytes) = source.window(&from)?;
-    let (checkpoint, _) = target.window(&to)?;
-    Ok((
-        Window {
+
+    fn window(
+        &mut self,
+        index: usize,
+        active: &Bound<'_, PyAny>,
+        checkpoint: &Bound<'_, PyAny>,
+    ) -> Result<Window> {
+        let from = format!("conv {index}, active");
+        let to = format!("conv {index}, checkpoint");
+        let source = self.layers(&from, active)?;
+        let target = self.layers(&to, checkpoint)?;
+        target.expect_dtype(&to, source.dtype())?;
+        target.expect_slot_shape(&to, source.shape().get(1..).unwrap_or_default())?;
+        if source.inner_dimensions() != target.inner_dimensions() {
+            return Err(misuse(format!(
+                "{to}: the strides of a slot must be those of the active tensor"
+            )));
+        }
+        let (active, bytes) = source.window(&from)?;
+        let (checkpoint, _) = target.window(&to)?;
+        Ok(Window {
             active,
             checkpoint,
             bytes,
-        },
-        [source, target],
-    ))
+        })
+    }
 }
 
 fn config(message: String) -> Failure {
@@ -271,15 +338,4 @@ fn dtype_name(dtype: Dtype) -> &'static str {
         Dtype::Fp32 => "float32",
         Dtype::Int8 => "int8",
     }
-}
-
-fn to_pairs(pairs: Pairs) -> Result<Vec<Pair>> {
-    let slot = |number: Number<u32>| number.named_or(Class::Slot, "slot");
-    let pair = |(source, destination)| {
-        Ok(Pair {
-            source: slot(source)?,
-            destination: slot(destination)?,
-        })
-    };
-    pairs.into_iter().map(pair).collect()
 }

@@ -5,7 +5,9 @@ mod codec;
 mod counters;
 mod errors;
 mod fork;
+mod gather;
 mod handles;
+mod held;
 mod number;
 mod request;
 mod results;
@@ -27,5 +29,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     handles::register(module)?;
     results::register(module)?;
     counters::register(module)?;
+    held::register(module)?;
     codec::register(module)
 }

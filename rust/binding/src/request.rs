@@ -6,6 +6,7 @@ use pyo3::types::PyString;
 use radixstate::{PoolKind, StartOptions};
 
 use crate::errors::{Class, Failure, Result};
+use crate::gather::gather;
 use crate::number::Number;
 use crate::tokens::Tokens;
 
@@ -123,7 +124,7 @@ impl Request {
     ) -> Result<Self> {
         let options = start_options(reserve, max_length, no_read, no_store)?;
         Ok(Self {
-            tokens: tokens.into_vec(py),
+            tokens: tokens.into_vec(py)?,
             namespace: namespace_or_default(namespace),
             options,
         })
@@ -200,10 +201,6 @@ impl<'py, T: PyTypeCheck> FromPyObject<'_, 'py> for Each<'py, T> {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        object
-            .try_iter()?
-            .map(|item| Ok(item?.cast_into()?))
-            .collect::<PyResult<_>>()
-            .map(Self)
+        gather(&object, |item| Ok(item.cast_into()?)).map(Self)
     }
 }

@@ -1,5 +1,5 @@
 //! Torch tensors as addresses, without torch: what a tensor says of itself is read and checked
-//! once.
+//! once, and before each use whether it is still there.
 //!
 //! The only file of the binding that touches a tensor's memory.
 
@@ -11,15 +11,24 @@ use pyo3::types::{PyList, PyTuple};
 use radixstate_codec::{Pair, PairError, Plan, Spec, Strided};
 
 use crate::errors::{Class, Failure, Result};
+use crate::held::Held;
+use crate::tokens::is_tensor;
 
 /// A tensor that cannot be used.
 pub(crate) fn misuse(message: String) -> Failure {
     Failure::Refused(Class::Tensor, message)
 }
 
-/// A tensor on the CPU, or one layer of it.
+/// Which devices a tensor may be on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Cpu,
+    Any,
+}
+
+/// A tensor, or one layer of it.
 #[derive(Debug)]
-struct TensorRef {
+pub(crate) struct TensorRef {
     address: usize,
     /// As torch names it, without the module.
     dtype: String,
@@ -27,21 +36,18 @@ struct TensorRef {
     shape: Vec<usize>,
     /// In bytes.
     strides: Vec<usize>,
-    /// Keeps the memory alive, even if the tensor is pointed elsewhere; not if the storage itself
-    /// moves, as it does into shared memory.
-    storage: Py<PyAny>,
 }
 
 impl TensorRef {
-    fn new(what: &str, tensor: &Bound<'_, PyAny>) -> Result<Self> {
-        if !tensor.hasattr("data_ptr")? {
+    fn new(what: &str, tensor: &Bound<'_, PyAny>, place: Place) -> Result<Self> {
+        if !is_tensor(tensor)? {
             return Err(misuse(format!(
                 "{what}: expected a torch tensor, got {}",
                 tensor.get_type().name()?
             )));
         }
         let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
-        if device != "cpu" {
+        if place == Place::Cpu && device != "cpu" {
             return Err(misuse(format!(
                 "{what}: the tensor must be on the cpu, it is on {device}"
             )));
@@ -51,6 +57,13 @@ impl TensorRef {
             return Err(misuse(format!(
                 "{what}: the tensor must be strided, it is {layout}"
             )));
+        }
+        for (view, ask) in [("negated", "is_neg"), ("conjugated", "is_conj")] {
+            if tensor.call_method0(ask)?.extract()? {
+                return Err(misuse(format!(
+                    "{what}: a {view} view has other values than its memory, which is what is read"
+                )));
+            }
         }
         let element_bytes: usize = tensor.call_method0("element_size")?.extract()?;
         let shape: Vec<usize> = tensor.getattr("shape")?.extract()?;
@@ -71,14 +84,13 @@ impl TensorRef {
                 .into_iter()
                 .map(|stride| stride * element_bytes)
                 .collect(),
-            storage: storage.clone().unbind(),
         };
-        tensor.check_storage(what, &storage)?;
+        tensor.check_storage(what, &storage, place)?;
         Ok(tensor)
     }
 
     /// A tensor without memory, such as a fake one, has an address too.
-    fn check_storage(&self, what: &str, storage: &Bound<'_, PyAny>) -> Result<()> {
+    fn check_storage(&self, what: &str, storage: &Bound<'_, PyAny>, place: Place) -> Result<()> {
         let start: usize = storage.call_method0("data_ptr")?.extract()?;
         let bytes: usize = storage.call_method0("nbytes")?.extract()?;
         let last: usize = self
@@ -91,13 +103,26 @@ impl TensorRef {
             .address
             .saturating_sub(start)
             .saturating_add(last + self.element_bytes);
-        if start == 0 || self.address < start || end > bytes {
+        let nowhere = start == 0 && place == Place::Cpu;
+        if nowhere || self.address < start || end > bytes {
             return Err(misuse(format!(
                 "{what}: the tensor must lie in its storage, it needs {end} bytes of {bytes}"
             )));
         }
         Ok(())
     }
+}
+
+/// Reads a tensor, which `held` keeps from then on.
+pub(crate) fn hold(
+    what: &str,
+    tensor: &Bound<'_, PyAny>,
+    place: Place,
+    held: &mut Held,
+) -> Result<TensorRef> {
+    let read = TensorRef::new(what, tensor, place)?;
+    held.hold(what, tensor)?;
+    Ok(read)
 }
 
 /// One tensor per layer, all alike: given as a list, or as one tensor whose first dimension is the
@@ -110,19 +135,24 @@ pub(crate) struct Layers {
     /// Slots first, without the layers.
     shape: Vec<usize>,
     strides: Vec<usize>,
-    storages: Vec<Py<PyAny>>,
 }
 
 impl Layers {
-    /// Reads a tensor or a list of them; `what` names it in errors.
-    pub(crate) fn new(what: &str, tensors: &Bound<'_, PyAny>) -> Result<Self> {
+    /// Reads a tensor or a list of them, which `held` keeps from then on; `what` names it in
+    /// errors.
+    pub(crate) fn new(
+        what: &str,
+        tensors: &Bound<'_, PyAny>,
+        place: Place,
+        held: &mut Held,
+    ) -> Result<Self> {
         let listed = tensors.is_instance_of::<PyList>() || tensors.is_instance_of::<PyTuple>();
         if !listed {
-            return Self::of_one(what, TensorRef::new(what, tensors)?);
+            return Self::of_one(what, hold(what, tensors, place, held)?);
         }
         let each = tensors.try_iter()?.enumerate();
-        let each =
-            each.map(|(layer, tensor)| TensorRef::new(&format!("{what}, layer {layer}"), &tensor?));
+        let each = each
+            .map(|(layer, tensor)| hold(&format!("{what}, layer {layer}"), &tensor?, place, held));
         Self::of_each(what, each.collect::<Result<Vec<_>>>()?)
     }
 
@@ -142,7 +172,6 @@ impl Layers {
             element_bytes: tensor.element_bytes,
             shape: shape.to_vec(),
             strides: strides.to_vec(),
-            storages: vec![tensor.storage],
         })
     }
 
@@ -165,7 +194,6 @@ impl Layers {
             element_bytes: first.element_bytes,
             shape: first.shape.clone(),
             strides: first.strides.clone(),
-            storages: tensors.into_iter().map(|tensor| tensor.storage).collect(),
         })
     }
 
@@ -259,21 +287,17 @@ impl Layers {
 pub(crate) struct Mover {
     /// Two calls at a time could write the same slot.
     plan: Mutex<Plan>,
-    /// Keeps every address of the plan valid.
-    _storages: Vec<Py<PyAny>>,
+    /// Keeps the memory alive, and says whether the plan's addresses are still its.
+    held: Held,
 }
 
 impl Mover {
-    /// Checks a spec whose pools were all made from `layers`.
-    pub(crate) fn new(spec: Spec, layers: Vec<Layers>) -> Result<Self> {
+    /// Checks a spec whose pools were all made from what `held` holds.
+    pub(crate) fn new(spec: Spec, held: Held) -> Result<Self> {
         let plan = Plan::new(spec).map_err(|error| misuse(error.to_string()))?;
-        let storages = layers
-            .into_iter()
-            .flat_map(|layers| layers.storages)
-            .collect();
         Ok(Self {
             plan: Mutex::new(plan),
-            _storages: storages,
+            held,
         })
     }
 
@@ -284,9 +308,9 @@ impl Mover {
         pairs: &[Pair],
         threads: NonZeroUsize,
     ) -> Result<Vec<bool>> {
-        // SAFETY: the addresses lie within the storages, which `self` keeps alive; nobody else
-        // moves states of this plan, since it is locked; who writes to a tensor from
-        // another thread meanwhile breaks torch's rule too.
+        // SAFETY: the addresses lie within the storages, which `self` keeps alive and has seen to
+        // be where they were; nobody else moves states of this plan, since it is locked; who
+        // writes to a tensor from another thread meanwhile, or moves it, breaks torch's rule too.
         self.locked(py, |plan| unsafe { plan.store(pairs, threads) })
     }
 
@@ -296,13 +320,14 @@ impl Mover {
         self.locked(py, |plan| unsafe { plan.load(pairs, threads) })
     }
 
-    /// The lock is taken and released while detached, so that waiting for it never holds up the
-    /// interpreter.
+    /// Works on memory that is where it was. The lock is taken and released while detached, so
+    /// that waiting for it never holds up the interpreter.
     fn locked<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Plan) -> std::result::Result<T, PairError> + Send,
     ) -> Result<T> {
+        self.held.check(py)?;
         let plan = &self.plan;
         // A plan has no state that a panic could leave half changed.
         let result = py.detach(move || work(&plan.lock().unwrap_or_else(PoisonError::into_inner)));

@@ -11,12 +11,13 @@ use std::{ptr, slice};
 
 use pyo3::buffer::{ElementType, PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::{ffi, intern};
 
 use crate::errors::{Class, Failure, Result};
+use crate::gather::reserve;
 use crate::number::digits;
 
 /// The tokens of one call.
@@ -37,11 +38,11 @@ impl Converted {
     const MOST_KEPT: usize = 1 << 21;
 
     /// Nothing yet, with room for `count` numbers.
-    fn with_capacity(count: usize) -> Self {
-        let mut numbers = SPARE.try_with(Cell::take).unwrap_or_default();
-        numbers.clear();
-        numbers.reserve(count);
-        Self(numbers)
+    fn with_room(count: usize) -> PyResult<Self> {
+        let mut numbers = Self(SPARE.try_with(Cell::take).unwrap_or_default());
+        numbers.0.clear();
+        reserve(&mut numbers.0, count)?;
+        Ok(numbers)
     }
 }
 
@@ -81,12 +82,18 @@ impl Tokens {
     }
 
     /// The tokens as a vector of their own.
-    pub(crate) fn into_vec(self, _attached: Python<'_>) -> Vec<u32> {
+    pub(crate) fn into_vec(self, _attached: Python<'_>) -> PyResult<Vec<u32>> {
         match self {
-            Self::Converted(mut tokens) => std::mem::take(&mut tokens.0),
-            // SAFETY: `_attached` proves that this thread is attached, and `to_vec` runs no Python
-            // code.
-            Self::Lent(_) => unsafe { self.as_slice() }.to_vec(),
+            Self::Converted(mut tokens) => Ok(std::mem::take(&mut tokens.0)),
+            Self::Lent(_) => {
+                // SAFETY: `_attached` proves that this thread is attached, and neither a
+                // reservation that succeeds nor a copy runs Python code.
+                let tokens = unsafe { self.as_slice() };
+                let mut copy = Vec::new();
+                reserve(&mut copy, tokens.len())?;
+                copy.extend_from_slice(tokens);
+                Ok(copy)
+            }
         }
     }
 }
@@ -105,7 +112,7 @@ impl FromPyObject<'_, '_> for Pages {
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
         match read(&object) {
-            Ok(ids) => Ok(Self(ids.into_vec(object.py()))),
+            Ok(ids) => Ok(Self(ids.into_vec(object.py())?)),
             Err(unfit) => Err(unfit.into_failure("kv page", Class::PageOwnership, "1..=capacity")),
         }
     }
@@ -190,25 +197,55 @@ impl From<PyErr> for Unfit {
 
 fn read(object: &Bound<'_, PyAny>) -> Read<Tokens> {
     if let Ok(list) = object.cast::<PyList>() {
-        return read_items(list.iter().map(Ok));
+        return read_items(list.len(), list.iter().map(Ok));
     }
-    let py = object.py();
-    match PyUntypedBuffer::get(object) {
-        Ok(buffer) => read_buffer(buffer),
-        Err(error) if error.is_instance_of::<PyBufferError>(py) => Err(Unfit::Memory(format!(
-            "no readable buffer: {}",
-            error.value(py)
-        ))),
-        Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error.into()),
-        Err(_) if is_tensor(object)? => read_tensor(object),
-        Err(_) => read_items(object.try_iter()?),
+    // SAFETY: this looks at nothing but the type of an object that is alive.
+    if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+        return match PyUntypedBuffer::get(object) {
+            Ok(buffer) => read_buffer(buffer),
+            Err(error) => Err(unreadable(object.py(), error)),
+        };
+    }
+    if is_tensor(object)? {
+        return read_tensor(object);
+    }
+    let items = object.try_iter()?;
+    read_items(expected(object, &items)?, items)
+}
+
+fn unreadable(py: Python<'_>, error: PyErr) -> Unfit {
+    if error.is_instance_of::<PyBufferError>(py) {
+        return Unfit::Memory(format!("no readable buffer: {}", error.value(py)));
+    }
+    error.into()
+}
+
+/// How many items to make room for. The length of what has one is taken at its word, so that what
+/// no memory holds is refused at once; any other count is a hint.
+fn expected<'py>(
+    object: &Bound<'py, PyAny>,
+    items: &impl Iterator<Item = PyResult<Bound<'py, PyAny>>>,
+) -> PyResult<usize> {
+    match object.len() {
+        Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => {
+            Ok(items.size_hint().0.min(Converted::MOST_KEPT))
+        }
+        length => length,
     }
 }
 
-fn read_items<'py>(items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>) -> Read<Tokens> {
-    let mut numbers = Converted::with_capacity(items.size_hint().0);
+fn read_items<'py>(
+    expected: usize,
+    items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>,
+) -> Read<Tokens> {
+    let mut numbers = Converted::with_room(expected)?;
     for (position, item) in items.enumerate() {
         let item = item?;
+        if numbers.0.len() == numbers.0.capacity() {
+            // What is longer than it said may have no end: let it be interrupted.
+            item.py().check_signals()?;
+            reserve(&mut numbers.0, 1)?;
+        }
         match item.extract::<u32>() {
             Ok(number) => numbers.0.push(number),
             Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
@@ -332,9 +369,12 @@ impl Memory {
         // SAFETY: the caller vouches for all but the alignment, which `new` has checked.
         unsafe {
             match element {
-                Element::U32 => Ok(Converted(
-                    slice::from_raw_parts(address.cast::<u32>(), count).to_vec(),
-                )),
+                Element::U32 => {
+                    let mut copy = Converted::with_room(count)?;
+                    copy.0
+                        .extend_from_slice(slice::from_raw_parts(address.cast::<u32>(), count));
+                    Ok(copy)
+                }
                 Element::I32 => narrow(slice::from_raw_parts(address.cast::<i32>(), count)),
                 Element::U64 => narrow(slice::from_raw_parts(address.cast::<u64>(), count)),
                 Element::I64 => narrow(slice::from_raw_parts(address.cast::<i64>(), count)),
@@ -379,27 +419,49 @@ fn read_tensor(object: &Bound<'_, PyAny>) -> Read<Tokens> {
             "a cpu tensor expected, got one on {device}"
         )));
     }
-    let dimensions = object.call_method0(intern!(py, "dim"))?.extract()?;
+    if object.call_method0(intern!(py, "is_neg"))?.extract()? {
+        return Err(Unfit::Memory(
+            "its memory holds the negated numbers: give tensor.resolve_neg()".into(),
+        ));
+    }
+    let shape = object
+        .getattr(intern!(py, "shape"))?
+        .cast_into::<PyTuple>()
+        .map_err(PyErr::from)?;
+    let count = match shape.len() {
+        1 => shape.get_item(0)?.extract()?,
+        _ => 0,
+    };
     let contiguous = object
         .call_method0(intern!(py, "is_contiguous"))?
         .extract()?;
-    let count = object.call_method0(intern!(py, "numel"))?.extract()?;
+    let storage = object.call_method0(intern!(py, "untyped_storage"))?;
+    let stored: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    let offset: usize = object
+        .call_method0(intern!(py, "storage_offset"))?
+        .extract()?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let memory = Memory::new(
         ptr::with_exposed_provenance(address),
         count,
         element,
-        dimensions,
+        shape.len(),
         contiguous,
     )?;
-    // SAFETY: torch says what is there; `object` keeps it alive, and since it was asked for its
-    // address no Python code has run that could resize it. This thread is attached to the
-    // interpreter.
+    let needed = offset.saturating_add(count).saturating_mul(element.size());
+    if count > 0 && needed > stored {
+        return Err(Unfit::Memory(format!(
+            "the tensor needs {needed} bytes of its storage, which has {stored}"
+        )));
+    }
+    // SAFETY: torch says what is there, and its storage is as large as that; `object` keeps it
+    // alive, and since it was asked for its address no Python code has run that could resize it.
+    // This thread is attached to the interpreter.
     unsafe { memory.convert() }.map(Tokens::Converted)
 }
 
 /// Whether this is a `torch.Tensor`. Where torch was never imported there are none.
-fn is_tensor(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+pub(crate) fn is_tensor(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     static TENSOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = object.py();
     if let Some(class) = TENSOR.get(py) {
@@ -441,7 +503,8 @@ impl Integer for u64 {
 
 /// Converts in one pass that the compiler vectorises; looks for the culprit only when there is one.
 fn narrow<T: Integer>(numbers: &[T]) -> Read<Converted> {
-    let (mut seen, mut narrowed) = (0, Converted::with_capacity(numbers.len()));
+    let mut narrowed = Converted::with_room(numbers.len())?;
+    let mut seen = 0;
     narrowed.0.extend(numbers.iter().map(|number| {
         seen |= number.bits();
         number.bits() as u32
