@@ -133,6 +133,71 @@ def test_free_memory_is_what_linux_calls_available(tmp_path: Path) -> None:
     assert budget._available_memory(tmp_path) is None
 
 
+def machine(root: Path, groups: str, **files: str) -> Path:
+    """A root directory with 1000 MB available, the groups of the process, and files by path."""
+    written = {"proc/meminfo": f"MemAvailable: {1000 << 10} kB\n", "proc/self/cgroup": groups} | files
+    for name, text in written.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def left(root: Path) -> int:
+    """Available MB."""
+    nbytes = budget._available_memory(root)
+    assert nbytes is not None
+    return nbytes >> 20
+
+
+def v1(limit: int | str, used: int, group: str = "", stat: str | None = None) -> dict[str, str]:
+    folder = f"sys/fs/cgroup/memory/{group}"
+    files = {
+        f"{folder}/memory.limit_in_bytes": f"{limit}\n",
+        f"{folder}/memory.usage_in_bytes": f"{used << 20}\n",
+    }
+    return files | ({f"{folder}/memory.stat": stat} if stat else {})
+
+
+def v2(limit: int | str, used: int, group: str = "", stat: str | None = None) -> dict[str, str]:
+    folder = f"sys/fs/cgroup/{group}"
+    files = {f"{folder}/memory.max": f"{limit}\n", f"{folder}/memory.current": f"{used << 20}\n"}
+    return files | ({f"{folder}/memory.stat": stat} if stat else {})
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "wanted"),
+    [
+        ("0::/\n", {}, 1000),
+        ("0::/a/b\n", v2("max", 5, "a/b"), 1000),
+        ("0::/a/b\n", v2(300 << 20, 100, "a/b"), 200),
+        ("0::/a/b\n", v2("max", 5, "a/b") | v2(400 << 20, 100, "a"), 300),
+        ("0::/a/b\n", v2(300 << 20, 100, "a/b") | v2(400 << 20, 350, "a"), 50),
+        ("0::/a\n", v2(5000 << 20, 100, "a"), 1000),
+        ("0::/a\n", v2(100 << 20, 130, "a"), 0),
+        ("0::/a\n", v2(300 << 20, 290, "a", f"anon 5\nfile 7\ninactive_file {200 << 20}\n"), 210),
+        ("0::/of/the/host\n", v2(300 << 20, 100), 200),
+        ("0::/../other\n", v2(300 << 20, 100), 200),
+        ("0::/a\n", v2("nonsense", 100, "a"), 1000),
+        ("9:name=systemd:/a\n4:memory:/a\n0::/\n", v1(300 << 20, 100, "a"), 200),
+        ("4:cpu,memory:/a/b\n", v1(2**63 - 4096, 100, "a/b") | v1(2**63 - 4096, 100), 1000),
+        ("4:memory:/a/b\n", v1(2**63 - 4096, 100, "a/b") | v1(300 << 20, 100), 200),
+        ("4:memory:/docker/4711\n", v1(300 << 20, 100), 200),
+        ("4:memory:/a\n", v1(300 << 20, 290, "a", f"inactive_file 1\ntotal_inactive_file {20 << 20}\n"), 30),
+        ("4:cpuset:/a\n", v1(300 << 20, 100, "a"), 1000),
+    ],
+)
+def test_free_memory_is_no_more_than_a_container_allows(
+    tmp_path: Path, groups: str, files: dict[str, str], wanted: int
+) -> None:
+    assert left(machine(tmp_path, groups, **files)) == wanted
+
+
+def test_free_memory_is_what_linux_says_where_there_are_no_control_groups(tmp_path: Path) -> None:
+    (machine(tmp_path, "0::/\n") / "proc/self/cgroup").unlink()
+    assert left(tmp_path) == 1000
+
+
 @pytest.mark.gpu
 def test_free_memory_of_a_device_is_read() -> None:
     free = budget.free_bytes("cuda")
