@@ -12,11 +12,12 @@ use crate::errors::{Class, Failure, Result};
 use crate::fork;
 use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle, Step};
 use crate::number::Number;
+use crate::page_table::PageTable;
 use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default, start_options};
 use crate::results::{
     Committed, Match, Published, Reserved, Skipped, Started, Stored, started_or_error,
 };
-use crate::tokens::{PageTable, Pages, Tokens};
+use crate::tokens::{Pages, Tokens};
 
 /// The core, or the invariant that a bug of it broke.
 type Core = std::result::Result<radixstate::Cache, String>;

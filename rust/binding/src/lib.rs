@@ -9,6 +9,7 @@ mod gather;
 mod handles;
 mod held;
 mod number;
+mod page_table;
 mod request;
 mod results;
 mod tensor;

@@ -1,0 +1,56 @@
+//! Where page ids are written for kernels.
+
+use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
+use pyo3::prelude::*;
+
+use crate::errors::{Class, Failure, Result};
+use crate::tokens::Element;
+
+/// Where the page ids of one call are written: a contiguous, writable buffer of native int32.
+pub(crate) struct PageTable(PyBuffer<i32>);
+
+impl FromPyObject<'_, '_> for PageTable {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        let unfit = |got: String| {
+            Failure::Refused(
+                Class::Tensor,
+                format!("pages: a contiguous, writable buffer of int32 expected, got {got}"),
+            )
+        };
+        let buffer = PyUntypedBuffer::get(&object)
+            .map_err(|error| unfit(error.value(object.py()).to_string()))?;
+        let format = buffer.format().to_string_lossy().into_owned();
+        match Element::of_format(buffer.format()) {
+            Some(Element::I32) if !buffer.readonly() && buffer.is_c_contiguous() => {
+                Ok(Self(buffer.into_typed()?))
+            }
+            Some(Element::I32) => Err(unfit("one that is read-only or strided".into())),
+            _ => Err(unfit(format!("elements of format {format:?}"))),
+        }
+    }
+}
+
+impl PageTable {
+    /// Writes the ids from the start on and returns how many they are, or writes nothing.
+    pub(crate) fn write(&self, py: Python<'_>, ids: &[u32]) -> Result<usize> {
+        let cells = self
+            .0
+            .as_mut_slice(py)
+            .expect("extraction has seen that it is contiguous and writable");
+        if cells.len() < ids.len() {
+            let message = format!(
+                "pages: {} are to be written, the buffer has room for {}",
+                ids.len(),
+                cells.len()
+            );
+            return Err(Failure::Refused(Class::LengthMismatch, message));
+        }
+        cells
+            .iter()
+            .zip(ids)
+            .for_each(|(cell, &id)| cell.set(id as i32));
+        Ok(ids.len())
+    }
+}
