@@ -53,7 +53,7 @@ LATER = "self.returns = [back for back in self.returns if back.ticket > self.wat
 
 FRONT = {
     "slot 1 is not cleared": Mutant(
-        PrefixCache, "_fill", "if source is None:", "if source is None and slot > 1:"
+        PrefixCache, "_fill", "self.active.clear(slot)", "slot > 1 and self.active.clear(slot)"
     ),
     "another slot is encoded": Mutant(
         PrefixCache,

@@ -166,9 +166,12 @@ class CheckedCache(_Wrapper):
                 return it.cache.checkpoint_many(
                     [(it.of(seq), depth, _model_slot(seq, slot)) for seq, depth, slot in states]
                 )
-            if len(states) == 1:  # the front has a path of its own for one
+            if len(states) == 1:
                 ((seq, depth, slot),) = states
-                return [it.of(seq).checkpoint(depth, source=slot)]
+                sequence = it.of(seq)
+                # The front has a path of its own for one. Of another cache's sequence only a batch can ask.
+                if sequence._cache is it.cache:
+                    return [sequence.checkpoint(depth, source=slot)]
             return it.cache.checkpoint_many([(it.of(seq), depth, slot) for seq, depth, slot in states])
 
         answers = self._agree("checkpoint_many", call)
