@@ -62,6 +62,13 @@ class Pin:
         return model.lease
 
 
+@dataclass(eq=False)
+class Begun:
+    """A step of each cache; it is cancelled if its handles are let go before it is retired."""
+
+    twins: Twins
+
+
 @dataclass(frozen=True)
 class Record:
     """Where the library keeps a state, and its bytes."""

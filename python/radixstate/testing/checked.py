@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
@@ -27,7 +26,7 @@ from radixstate import (
 from radixstate.cache import PoolName
 from radixstate.errors import CacheError, MisuseError
 from radixstate.reference.cache import ReferenceCache
-from radixstate.testing.audit import Audit, Owner, Pin
+from radixstate.testing.audit import Audit, Begun, Owner, Pin
 from radixstate.testing.compare import Refused, agree, attempt, words
 from radixstate.testing.sides import AnyCache, Model, Side, Twins
 from radixstate.tokens import Tokens
@@ -322,13 +321,6 @@ class CheckedCache(_Wrapper):
     def _remember(self, twins: Twins) -> Any:
         self._twins[id(twins.library)] = twins
         return twins.library
-
-
-@dataclass(eq=False)
-class Begun:
-    """A step of each cache; it is cancelled if its handles are let go before it is retired."""
-
-    twins: Twins
 
 
 class CheckedStep:
