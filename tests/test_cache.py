@@ -12,9 +12,9 @@ from radixstate import (
     ConvSpec,
     Namespace,
     PrefixCache,
-    Request,
     Sequence,
     Skipped,
+    StartRequest,
     StateSpec,
     Stored,
 )
@@ -173,7 +173,7 @@ def test_a_state_that_is_not_finite_is_not_stored(cache: PrefixCache) -> None:
         cache.active.state(seq.slot)[1, 2, 3, 4] = torch.nan
         assert seq.checkpoint(16) == Skipped("non_finite")
     assert usage(cache) == before, "its slot went back"
-    assert cache.stats().refusals.non_finite == 1
+    assert cache.stats().skipped.non_finite == 1
     assert cache.lookup(PROMPT).reason == "no_prefix"
 
 
@@ -214,7 +214,13 @@ def test_several_states_are_encoded_together(cache: PrefixCache) -> None:
 def test_several_requests_start_together_each_on_its_own(cache: PrefixCache) -> None:
     cached(cache)
     cache.active.rows["state"].whole.fill_(torch.nan)
-    wanted = [Request(PROMPT), Request([1]), Request([]), Request(PROMPT), Request(PROMPT)]
+    wanted = [
+        StartRequest(PROMPT),
+        StartRequest([1]),
+        StartRequest([]),
+        StartRequest(PROMPT),
+        StartRequest(PROMPT),
+    ]
     hit, miss, empty, again, busy = cache.start_many(wanted)
     assert [hit.reused, miss.reused, again.reused] == [16, 0, 16]
     assert torch.equal(cache.active.state(hit.slot), cache.active.state(again.slot))
@@ -287,9 +293,9 @@ def test_a_state_can_be_refused_later(cache: PrefixCache) -> None:
     with cache.start(PROMPT) as seq:
         early, late = seq.checkpoint(8), seq.checkpoint(16)
     cache.retire_step(first)
-    cache.retire_step(second, refused=[late])
+    cache.retire_step(second, invalid=[late])
     assert cache.lookup(PROMPT).length == 8
-    cache.refuse(early)
+    cache.invalidate(early)
     assert cache.lookup(PROMPT).reason == "no_prefix"
 
 

@@ -343,7 +343,7 @@ def test_one_number_that_is_not_finite_keeps_its_state_out_and_is_counted(bad: f
         cache.active.state(seq.slot)[1, 1, 3, 5] = bad
         assert seq.checkpoint(16) == Skipped("non_finite")
     assert (
-        cache.stats().refusals.non_finite,
+        cache.stats().skipped.non_finite,
         cache.lookup(PROMPT).kv_length,
         cache.usage("checkpoint").free,
     ) == (1, 0, 4)

@@ -151,9 +151,9 @@ def test_things_of_another_cache(cache: PrefixCache, seq: Sequence) -> None:
     stored = seq.checkpoint(16)
     for target, use in (
         (other, lambda: other.lease(cache.lookup(PROMPT))),
-        (other, lambda: other.refuse(stored)),
+        (other, lambda: other.invalidate(stored)),
         (other, lambda: other.checkpoint_many([(seq, 8, 1)])),
-        (other, lambda: other.retire_step(other.begin_step(), refused=[stored])),
+        (other, lambda: other.retire_step(other.begin_step(), invalid=[stored])),
     ):
         with refused(target, errors.WrongCacheError, "another cache"):
             use()

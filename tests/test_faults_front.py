@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from radixstate import ActivePool, ConvSpec, PrefixCache, Request, Skipped, StateSpec, Stored
+from radixstate import ActivePool, ConvSpec, PrefixCache, Skipped, StartRequest, StateSpec, Stored
 from radixstate.errors import MisuseError, NotLoadedError, OutOfSlotsError, TensorError
 
 SPEC = StateSpec(
@@ -103,7 +103,7 @@ def start_a_miss(cache: PrefixCache) -> Any:
 
 
 def start_many(cache: PrefixCache) -> Any:
-    return cache.start_many([Request(PROMPT), Request([]), Request([99, *PROMPT])])
+    return cache.start_many([StartRequest(PROMPT), StartRequest([]), StartRequest([99, *PROMPT])])
 
 
 def checkpoint(cache: PrefixCache, seqs: list[Any]) -> Any:

@@ -85,7 +85,7 @@ def test_a_request_decodes_on_its_own_pages_when_one_that_stored_before_it_fails
     b.checkpoint(second)
     kv.run(2, pages)  # the work of A does not run
     a.abort()
-    cache.retire_step(step, refused=[refused])
+    cache.retire_step(step, invalid=[refused])
     assert_computed(kv, b.pages, by={2})
 
 
@@ -99,7 +99,7 @@ def test_a_duplicate_in_a_batch_keeps_its_own_pages_when_the_first_fails(depth: 
     assert duplicate == Skipped("duplicate")
     kv.run(2, pages)
     a.abort()
-    cache.retire_step(step, refused=[refused])
+    cache.retire_step(step, invalid=[refused])
     assert_computed(kv, b.pages, by={2})
 
 
@@ -113,7 +113,7 @@ def test_a_branch_decodes_on_its_own_pages_when_the_branch_beside_it_fails() -> 
     b.checkpoint(32)
     kv.run(2, pages)
     a.abort()
-    cache.retire_step(step, refused=[refused])
+    cache.retire_step(step, invalid=[refused])
     assert_computed(kv, b.pages, by={2})
 
 
@@ -125,7 +125,7 @@ def test_a_request_keeps_its_state_when_one_that_stored_less_before_it_fails() -
     assert isinstance(refused, Stored)
     b.checkpoint(32)
     a.abort()
-    cache.retire_step(step, refused=[refused])
+    cache.retire_step(step, invalid=[refused])
     assert keeps_its_state(cache, b)
 
 
@@ -138,7 +138,7 @@ def test_a_branch_keeps_its_state_when_the_branch_beside_it_fails() -> None:
     assert isinstance(refused, Stored)
     b.checkpoint(32)
     a.abort()
-    cache.retire_step(step, refused=[refused])
+    cache.retire_step(step, invalid=[refused])
     assert keeps_its_state(cache, b, prompt=other)
 
 
@@ -185,7 +185,7 @@ def test_a_late_refusal_leaves_the_deeper_state_of_a_request_that_computed_all_i
     assert isinstance(refused, Stored)
     b.checkpoint(32)
     cache.retire_step(step)
-    cache.refuse(refused)
+    cache.invalidate(refused)
     assert keeps_its_state(cache, b)
 
 
@@ -212,7 +212,7 @@ def test_publishing_names_no_page_of_a_step_in_flight_as_canonical() -> None:
     assert isinstance(refused, Stored)
     published = b.publish(PROMPT[:32], source=1, pages=[2, 3])
     kv.run(2, [2, 3], end=32)  # the work of A does not run
-    cache.retire_step(step, refused=[refused])
+    cache.retire_step(step, invalid=[refused])
     assert_computed(kv, published.canonical, by={2}, end=32)
 
 
@@ -224,7 +224,7 @@ def test_a_published_state_outlives_the_failure_of_a_shallower_one() -> None:
     refused = a.publish(PROMPT[:16], source=1, pages=[1]).outcome
     assert isinstance(refused, Stored)
     published = b.publish(PROMPT[:32], source=1, pages=[2, 3])
-    cache.retire_step(step, refused=[refused])
+    cache.retire_step(step, invalid=[refused])
     if isinstance(published.outcome, Skipped):
         published = b.publish(PROMPT[:32], source=1, pages=published.canonical)
     assert cache.lookup(PROMPT).length == 32
@@ -246,7 +246,7 @@ class Work:
 
 
 class Engine:
-    """Requests whose work runs when their step retires, which it does in any order, or fails.
+    """StartRequests whose work runs when their step retires, which it does in any order, or fails.
 
     A row of a page holds the tokens from the prompt's start to its own, once it was written.
     """

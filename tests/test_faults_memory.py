@@ -333,7 +333,7 @@ class Hinted:
 def test_a_hint_of_a_length_is_only_a_hint(hint: int) -> None:
     cache = make(kv_pages=64)
     assert cache.tokens(cache.start(Hinted(range(100), hint)).sequence) == list(range(100))
-    assert _native.Request(Hinted(PROMPT, hint)).tokens == PROMPT
+    assert _native.StartRequest(Hinted(PROMPT, hint)).tokens == PROMPT
 
 
 def test_a_length_that_no_memory_holds_is_a_memory_error() -> None:
@@ -341,7 +341,7 @@ def test_a_length_that_no_memory_holds_is_a_memory_error() -> None:
         """
         cache = _native.Cache(page_size=2, checkpoint_stride=4, kv_pages=16, active_slots=2, checkpoint_slots=2)
         sequence = cache.start(range(9)).sequence
-        for call in (cache.lookup, cache.start, _native.Request, lambda tokens: cache.append(sequence, tokens)):
+        for call in (cache.lookup, cache.start, _native.StartRequest, lambda tokens: cache.append(sequence, tokens)):
             for length in (2**40, 2**62, 2**63 - 1):
                 try:
                     call(range(length))
@@ -364,7 +364,7 @@ def test_what_has_no_end_is_a_memory_error_when_memory_ends() -> None:
         """
         import itertools
         cache = _native.Cache(page_size=2, checkpoint_stride=4, kv_pages=16, active_slots=2, checkpoint_slots=2)
-        request = _native.Request([1, 2, 3])
+        request = _native.StartRequest([1, 2, 3])
         plan = CheckpointPool(spec := StateSpec(layers=1, heads=1, d_k=1, d_v=1, layout="k_last"), 2)
         plan = transfer.codec(ActivePool(spec, 2), plan)
         for call, item in (
@@ -389,7 +389,7 @@ def test_what_has_no_end_can_be_interrupted() -> None:
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         try:
-            _native.Request(itertools.repeat(7))
+            _native.StartRequest(itertools.repeat(7))
             raise SystemExit("an endless iterator ended")
         except TimeoutError:
             pass

@@ -60,7 +60,7 @@ def test_a_state_stored_in_a_step_whose_body_raises_is_not_found(cache: PrefixCa
     with pytest.raises(ZeroDivisionError):
         serve()
     assert cache.lookup(PROMPT).length == 0
-    assert cache.stats().refusals.non_finite == 1
+    assert cache.stats().skipped.non_finite == 1
     assert retiring(cache) == NOTHING
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from interrupts import interrupt
-from radixstate import PrefixCache, Request, Skipped, StateSpec, Stored
+from radixstate import PrefixCache, Skipped, StartRequest, StateSpec, Stored
 
 SPEC = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
 PROMPT = list(range(9))
@@ -107,7 +107,7 @@ def test_a_state_whose_verdict_could_not_be_read_is_withdrawn(
     with pytest.raises(error):
         cache.lookup(PROMPT)
     assert reused(cache) == 0
-    assert cache.stats().refusals.non_finite == 1
+    assert cache.stats().skipped.non_finite == 1
 
 
 @ERRORS
@@ -188,13 +188,13 @@ def test_two_threads_that_settle_at_once_lose_no_verdict(cache: LateCache) -> No
     for thread in threads:
         thread.join(10)
     assert [reused(cache, prompt) for prompt in prompts] == [8, 0, 8, 0]
-    assert cache.stats().refusals.non_finite == 2
+    assert cache.stats().skipped.non_finite == 2
 
 
 def test_requests_that_store_while_they_are_listed_reuse_nothing_unasked(cache: LateCache) -> None:
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[StartRequest]:
         put(cache, bad=True)
-        yield Request(PROMPT)
+        yield StartRequest(PROMPT)
 
     (started,) = cache.start_many(requests())
     assert started.reused == 0

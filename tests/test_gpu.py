@@ -150,7 +150,7 @@ def test_a_state_that_is_not_finite_is_not_reused() -> None:
         cache.active.state(seq.slot)[0, 0, 0, 0] = torch.nan
         seq.checkpoint()
     assert cache.lookup(prompt).length == 0
-    assert cache.stats().refusals.non_finite == 1
+    assert cache.stats().skipped.non_finite == 1
 
 
 def test_thousands_of_pairs_are_moved_at_once() -> None:

@@ -77,7 +77,7 @@ FRONT = {
         PrefixCache, "_commit", "not verdict.is_finite()", "verdict.is_finite() is None"
     ),
     "a retiring step forgets what it was told to refuse": Mutant(
-        PrefixCache, "retire_step", "known.extend(refused)", "pass"
+        PrefixCache, "retire_step", "known.extend(invalid)", "pass"
     ),
     "a step that failed keeps its states": Mutant(PrefixCache, "retire_step", "if failed:", "if False:"),
     "a block that raises ends as one that does not": Mutant(
@@ -132,7 +132,7 @@ REFERENCE = {
         ReferenceCache, "_attach", "max([*self.outstanding", "min([*self.outstanding"
     ),
     "every state counts as encoded once": Mutant(
-        ReferenceCache, "_attach", "pending.owner.generation + 1", "1"
+        ReferenceCache, "_attach", "pending.owner.encodings + 1", "1"
     ),
     "a branch is told where a state is": Mutant(
         ReferenceCache, "lookup", " and prompt.cut(wished) not in self.states", ""
@@ -159,7 +159,7 @@ REFERENCE = {
         ReferenceCache, "release", "reader=lease.state, ", "", EngineMachine
     ),
     "what stands on the pages of a refused state stays": Mutant(
-        ReferenceCache, "refuse", "if found and", "if False and", EngineMachine
+        ReferenceCache, "invalidate", "if found and", "if False and", EngineMachine
     ),
     "a step that failed has written its states": Mutant(
         ReferenceCache, "retire_step", "if failed else ()", "if False else ()"

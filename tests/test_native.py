@@ -7,7 +7,7 @@ import pytest
 import torch
 from native import DEPTH, PROMPT, external, make, publish, reserve, running, store
 from radixstate import _native
-from radixstate._native import Namespace, PendingHandle, Request, Skipped, Started, Stored
+from radixstate._native import Namespace, PendingHandle, Skipped, Started, StartRequest, Stored
 
 # Results
 
@@ -187,12 +187,12 @@ def test_legal_depths_are_multiples_of_the_lcm() -> None:
 
 def test_namespaces_never_match_each_other() -> None:
     cache = make()
-    german = Namespace(adapter=7, tenant="acme", epoch=2)
+    german = Namespace(adapter=7, tenant="acme", weights=2)
     store(cache)
     assert cache.lookup(PROMPT, german).length == 0
     assert cache.lookup(PROMPT, Namespace()).length == DEPTH
-    assert (german.adapter, german.tenant, german.epoch) == (7, "acme", 2)
-    assert repr(german) == "Namespace(adapter=7, tenant='acme', epoch=2)"
+    assert (german.adapter, german.tenant, german.weights) == (7, "acme", 2)
+    assert repr(german) == "Namespace(adapter=7, tenant='acme', weights=2)"
     assert {german: 1}[Namespace(7, "acme", 2)] == 1
     assert german != Namespace(7, "acme", 3)
 
@@ -203,7 +203,7 @@ def test_namespaces_never_match_each_other() -> None:
 def test_start_many_returns_a_result_or_an_exception_for_each() -> None:
     cache = make()
     store(cache)
-    requests = [Request(PROMPT), Request([]), Request([1], no_read=True), Request([2])]
+    requests = [StartRequest(PROMPT), StartRequest([]), StartRequest([1], no_read=True), StartRequest([2])]
     hit, empty, miss, busy = cache.start_many(iter(requests))
     assert isinstance(hit, Started)
     assert hit.match.length == DEPTH
@@ -219,12 +219,12 @@ def test_a_request_keeps_its_own_tokens() -> None:
     cache = make()
     store(cache)
     tokens = array("I", PROMPT)
-    request = Request(tokens, Namespace(), reserve=12, max_length=8)
+    request = StartRequest(tokens, Namespace(), reserve=12, max_length=8)
     tokens[0] = 99
     (started,) = cache.start_many((request,))
     assert isinstance(started, Started)
     assert (started.match.length, cache.claimed(started.sequence)) == (8, 12)
-    assert (len(request), repr(request)) == (9, "Request(9 tokens)")
+    assert (len(request), repr(request)) == (9, "StartRequest(9 tokens)")
 
 
 # Steps
@@ -249,9 +249,9 @@ def test_a_refused_checkpoint_is_withdrawn() -> None:
     assert cache.lookup(PROMPT).length == 0
     again = store(cache)
     assert cache.lookup(PROMPT).length == DEPTH
-    cache.refuse(again)
+    cache.invalidate(again)
     assert cache.lookup(PROMPT).length == 0
-    assert cache.stats().refusals.non_finite == 2
+    assert cache.stats().skipped.non_finite == 2
 
 
 def test_a_step_counts_as_its_number() -> None:
@@ -274,7 +274,7 @@ def test_what_was_stored_in_a_step_is_withdrawn_when_nobody_reports_it(how: str)
     steps.clear()
     assert cache.lookup(PROMPT).reason == "no_prefix"
     assert (cache.usage("active").free, cache.usage("kv").free, cache.usage("checkpoint").free) == (2, 16, 2)
-    assert cache.stats().refusals.non_finite == 1
+    assert cache.stats().skipped.non_finite == 1
 
 
 def test_a_step_that_was_retired_is_dropped_without_effect() -> None:
@@ -297,7 +297,7 @@ def test_a_state_that_is_not_proven_is_ready_when_its_ticket_is_completed(finite
     for _ in range(2):
         cache.complete(1, finite)
     assert cache.lookup(PROMPT).length == (DEPTH if finite else 0)
-    assert cache.stats().refusals.non_finite == (not finite)
+    assert cache.stats().skipped.non_finite == (not finite)
     assert store(make()).ticket is None
 
 
@@ -309,7 +309,7 @@ def test_a_store_is_skipped_whose_pages_another_request_is_still_writing() -> No
     cache.commit(first.sequence, reserve(cache, first, 4))
     skipped = cache.reserve_checkpoint(second.sequence, DEPTH, second.slot or 0)
     assert isinstance(skipped, Skipped)
-    assert (skipped.reason, cache.stats().refusals.not_ready) == ("not_ready", 1)
+    assert (skipped.reason, cache.stats().skipped.not_ready) == ("not_ready", 1)
     assert cache.pages(second.sequence) == pages
     cache.retire_step(step)
     assert isinstance(cache.commit(second.sequence, reserve(cache, second)), Stored)
@@ -322,8 +322,8 @@ def test_a_path_that_was_refused_twice_is_kept_until_its_writer_is_done() -> Non
     cache.finish(started.sequence)
     assert isinstance(lower, Stored)
     assert lower.ticket
-    cache.refuse(lower)
-    cache.refuse(upper)
+    cache.invalidate(lower)
+    cache.invalidate(upper)
     assert cache.usage("kv").pinned == 4
     cache.complete(lower.ticket, True)
     assert cache.usage("kv").free == 16

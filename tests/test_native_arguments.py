@@ -9,7 +9,7 @@ import pytest
 import torch
 from native import DEPTH, PROMPT, make, reserve, running, store
 from radixstate import _native
-from radixstate._native import Cache, Namespace, Request
+from radixstate._native import Cache, Namespace, StartRequest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 SOURCES: dict[str, Callable[[list[int]], Any]] = {
@@ -43,7 +43,7 @@ def test_tokens_are_read_from(source: str) -> None:
     assert cache.tokens(started.sequence) == tokens
     cache.commit(started.sequence, reserve(cache, started, 40))
     assert cache.lookup(SOURCES[source](tokens)).length == 40
-    assert len(Request(SOURCES[source](tokens))) == 43
+    assert len(StartRequest(SOURCES[source](tokens))) == 43
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ OUT_OF_RANGE: list[tuple[Any, int, int]] = [
 def test_a_token_out_of_range_is_named(tokens: Any, position: int, value: int) -> None:
     cache = make()
     started = running(cache, reserve=20)
-    for use in (cache.lookup, cache.start, Request, lambda bad: cache.append(started.sequence, bad)):
+    for use in (cache.lookup, cache.start, StartRequest, lambda bad: cache.append(started.sequence, bad)):
         with pytest.raises(_native.TokenRangeError) as caught:
             use(tokens)
         assert str(caught.value) == f"token {value} at position {position} is outside 0..2**32 - 1"
@@ -163,10 +163,10 @@ def numbers(cache: Cache) -> dict[str, Callable[[Any], object]]:
         "max_length of lookup": lambda number: cache.lookup(PROMPT, max_length=number),
         "reserve of start": lambda number: cache.start(PROMPT, reserve=number),
         "max_length of start": lambda number: cache.start(PROMPT, max_length=number),
-        "reserve of Request": lambda number: Request(PROMPT, reserve=number),
-        "max_length of Request": lambda number: Request(PROMPT, max_length=number),
+        "reserve of StartRequest": lambda number: StartRequest(PROMPT, reserve=number),
+        "max_length of StartRequest": lambda number: StartRequest(PROMPT, max_length=number),
         "adapter of Namespace": Namespace,
-        "epoch of Namespace": lambda number: Namespace(epoch=number),
+        "weights of Namespace": lambda number: Namespace(weights=number),
         "kv_page_bytes of Cache": lambda number: make(kv_page_bytes=number),
         "active_bytes of Cache": lambda number: make(active_bytes=number),
         "checkpoint_bytes of Cache": lambda number: make(checkpoint_bytes=number),

@@ -87,7 +87,7 @@ def test_the_wrong_cache_consumes_no_handle() -> None:
     mine.release(lease)
     mine.finish(seq)
     with pytest.raises(_native.WrongCacheError):
-        other.refuse(store(mine, [3] * 5, 4))
+        other.invalidate(store(mine, [3] * 5, 4))
 
 
 def test_what_owns_slots_is_neither_copied_nor_sent_elsewhere() -> None:
@@ -105,7 +105,7 @@ def test_what_owns_slots_is_neither_copied_nor_sent_elsewhere() -> None:
 
 def test_results_are_frozen() -> None:
     cache = make()
-    results = {"length": cache.lookup(PROMPT), "hits": cache.stats(), "epoch": Namespace()}
+    results = {"length": cache.lookup(PROMPT), "hits": cache.stats(), "weights": Namespace()}
     for known, result in results.items():
         for name in (known, "invented"):
             with pytest.raises(AttributeError):
@@ -159,4 +159,4 @@ def test_threads_share_a_cache() -> None:
     cache.check()
     stats = cache.stats()
     assert (failures, stats.starts, cache.usage("active").free) == ([], 400, 4)
-    assert stats.stored + stats.duplicates + stats.refusals.no_room == 400
+    assert stats.stored + stats.duplicates + stats.skipped.no_room == 400

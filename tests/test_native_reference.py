@@ -110,14 +110,14 @@ class Both:
         assert words(mine) == words(attempt(lambda: self.model.complete(ticket, finite)))
 
     def withdraw(self) -> None:
-        how = self.random.choice(["reset", *["kv", "checkpoint", "refuse", "refuse"] * 3])
+        how = self.random.choice(["reset", *["kv", "checkpoint", "invalidate", "invalidate"] * 3])
         if how == "reset":
             self.native.reset()
             self.model.reset()
-        elif how == "refuse":
+        elif how == "invalidate":
             for mine, its in self.random.sample(self.stored[-5:], k=min(1, len(self.stored))):
-                self.native.refuse(mine)
-                self.model.refuse(its.serial)
+                self.native.invalidate(mine)
+                self.model.invalidate(its.serial)
         else:
             pool: Any = how
             assert words(self.native.evict(pool, 1)) == words(self.model.evict(pool, 1))

@@ -43,9 +43,9 @@ def test_a_hit_leaves_the_last_token_to_compute() -> None:
 
 def test_a_state_counts_how_often_it_was_encoded() -> None:
     cache = small_cache()
-    assert run(cache, list(range(5)), 4).generation == 1
-    assert run(cache, list(range(9)), 8).generation == 2, "it continued one that had been encoded once"
-    assert [cache.lookup(list(range(n))).generation for n in (4, 5, 9)] == [0, 1, 2]
+    assert run(cache, list(range(5)), 4).encodings == 1
+    assert run(cache, list(range(9)), 8).encodings == 2, "it continued one that had been encoded once"
+    assert [cache.lookup(list(range(n))).encodings for n in (4, 5, 9)] == [0, 1, 2]
 
 
 def test_reasons_of_a_miss() -> None:
@@ -153,7 +153,7 @@ def test_a_refused_state_is_withdrawn() -> None:
     cache.retire_step(step, [stored.serial])
     assert cache.lookup([1, 2, 3, 4, 5]).reason == "no_prefix"
     assert cache.usage("checkpoint").free == 2
-    assert not cache.refuse(stored.serial)
+    assert not cache.invalidate(stored.serial)
 
 
 def two_of(cache: ReferenceCache, tokens: list[int]) -> tuple[Running, Running]:
@@ -218,7 +218,7 @@ def test_a_refusal_that_comes_after_an_eviction_is_too_late() -> None:
     run(cache, list(range(9)), 8)
     cache.evict("checkpoint", 1)
     assert isinstance(early, Stored)
-    assert cache.refuse(early.serial) == 0
+    assert cache.invalidate(early.serial) == 0
     assert cache.lookup(list(range(9))).length == 8, "the pages that came with it serve another state"
 
 
@@ -233,7 +233,7 @@ def test_a_path_that_was_refused_twice_is_kept_until_its_writer_is_done() -> Non
     cache.finish(seq)
     assert isinstance(lower, Stored)
     assert isinstance(upper, Stored)
-    assert (cache.refuse(lower.serial), cache.refuse(upper.serial)) == (1, 1)
+    assert (cache.invalidate(lower.serial), cache.invalidate(upper.serial)) == (1, 1)
     assert cache.usage("kv").pinned == 4
     assert lower.ticket
     cache.complete(lower.ticket, finite=True)

@@ -1,6 +1,6 @@
 """sglang's prefix caches for recurrent states, as the workloads see them.
 
-Two generations: `MambaRadixCache`, and `UnifiedRadixCache` with its tree in Python or in Rust. The int8 checkpoint
+Two encodings: `MambaRadixCache`, and `UnifiedRadixCache` with its tree in Python or in Rust. The int8 checkpoint
 pool is on, pages have one token, the device is the CPU and states are one element, for the tree alone is measured.
 
 Its allocator of KV tokens frees by concatenating the whole free list, which costs more than the tree; here it is
@@ -68,7 +68,7 @@ def _counting(allocator: type) -> type:
 
 
 class _Sglang:
-    """What both generations have in common."""
+    """What both encodings have in common."""
 
     leaves_out: frozenset[str] = frozenset()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from radixstate import PrefixCache, Request, Sequence, StateSpec
+from radixstate import PrefixCache, Sequence, StartRequest, StateSpec
 
 from benchmarks.speed import workloads
 from benchmarks.speed.clock import Clock, batch_ns
@@ -151,7 +151,7 @@ def _by_batch(cache: PrefixCache, clock: Clock, asks: list[Keys]) -> None:
     """A scheduler's step: requests that hit, and whose own states are then stored."""
 
     def start() -> list[Sequence]:
-        return cache.start_many([Request(ask) for ask in asks])
+        return cache.start_many([StartRequest(ask) for ask in asks])
 
     sequences = clock("start_many", start)
     clock("checkpoint_many", cache.checkpoint_many, [(it, it.length, it.slot) for it in sequences])

@@ -10,7 +10,7 @@
 Importing the package does not import torch.
 """
 
-from radixstate._native import Freed, Match, Namespace, Request, Stats, Step, Stored, Usage
+from radixstate._native import Freed, Match, Namespace, StartRequest, Stats, Step, Stored, Usage
 from radixstate.cache import PrefixCache
 from radixstate.lease import Lease
 from radixstate.results import Published, Skipped
@@ -28,9 +28,9 @@ __all__ = [
     "Namespace",
     "PrefixCache",
     "Published",
-    "Request",
     "Sequence",
     "Skipped",
+    "StartRequest",
     "StateSpec",
     "Stats",
     "Step",

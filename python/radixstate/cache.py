@@ -28,7 +28,7 @@ from radixstate.transfer import Transfer
 if TYPE_CHECKING:
     import torch
 
-    from radixstate._native import PendingHandle, Request, Started
+    from radixstate._native import PendingHandle, Started, StartRequest
 
 PoolName = Literal["kv", "active", "checkpoint"]
 T = TypeVar("T")
@@ -198,7 +198,7 @@ class PrefixCache(Owner):
             self._proofs.report(None)
             return call()
 
-    def start_many(self, requests: Iterable[Request]) -> list[Sequence | CacheError]:
+    def start_many(self, requests: Iterable[StartRequest]) -> list[Sequence | CacheError]:
         """Starts a scheduler step's worth of requests, in order; all their states are decoded together.
 
         Each succeeds or fails on its own: the list has its sequence or the error `start` would have raised.
@@ -353,20 +353,20 @@ class PrefixCache(Owner):
         """
         return self._native.begin_step()
 
-    def retire_step(self, step: Step | int, refused: Iterable[Stored] = (), *, failed: bool = False) -> None:
+    def retire_step(self, step: Step | int, invalid: Iterable[Stored] = (), *, failed: bool = False) -> None:
         """A step has ended, in any order; repeating it changes nothing.
 
-        It has ended also when `refused` or the wait for a device raises: then every state stored in it is
+        It has ended also when `invalid` or the wait for a device raises: then every state stored in it is
         withdrawn, and the error goes on.
 
         Args:
             step: from `begin_step`, or its number.
-            refused: states that were not finite.
+            invalid: states that were not finite.
             failed: its work did not run, or not to its end: every state stored in it (`Stored.step`) is withdrawn.
 
         Raises:
             UnknownStepError: no such step was begun.
-            WrongCacheError: another cache stored a refused state; the step goes on.
+            WrongCacheError: another cache stored a invalid state; the step goes on.
         """
         number = index(step)
         if failed:
@@ -374,17 +374,17 @@ class PrefixCache(Owner):
             return
         known: list[Stored] = []
         try:
-            known.extend(refused)
+            known.extend(invalid)
             if self._proofs:
                 self._proofs.report(number)
         except BaseException:
             self._native.cancel_step(number)
             for stored in known:
-                self._native.refuse(stored)
+                self._native.invalidate(stored)
             raise
         self._native.retire_step(number, known)
 
-    def refuse(self, stored: Stored) -> None:
+    def invalidate(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
 
         The pages that the tree got with it are as suspect: no lookup finds them any more, nor any state whose
@@ -393,7 +393,7 @@ class PrefixCache(Owner):
         Raises:
             WrongCacheError: another cache stored it.
         """
-        self._native.refuse(stored)
+        self._native.invalidate(stored)
 
     @contextmanager
     def step(self) -> Iterator[Step]:

@@ -188,7 +188,7 @@ class ReferenceCache:
         self._give_back(reader=lease.state, lease=lease)
 
     def _pin(self, match: Match) -> Lease:
-        lease = Lease(match.prefix, match.state, match.generation)
+        lease = Lease(match.prefix, match.state, match.encodings)
         self.leases.append(lease)
         if match.state:
             self.readers.append(match.state)
@@ -448,14 +448,14 @@ class ReferenceCache:
             return Skipped("duplicate")
         self.pending.remove(pending)
         step = max(self.outstanding, default=None)
-        generation = pending.owner.generation + 1
-        state = State(target, pending.slot, next(self._serials), generation, next(self._stamps), step)
+        encodings = pending.owner.encodings + 1
+        state = State(target, pending.slot, next(self._serials), encodings, next(self._stamps), step)
         self.states[target] = state
         proof = None if proven else self._next_ticket()
         if proof:
             self.proofs[proof] = state
         state.ticket = max([*self.outstanding, *self.proofs], default=None)
-        return Stored(target.depth, state.slot, state.serial, generation, step, proof, replaced)
+        return Stored(target.depth, state.slot, state.serial, encodings, step, proof, replaced)
 
     # --- eviction, refusal, reset ---
 
@@ -484,7 +484,7 @@ class ReferenceCache:
         self.withdrawn.append(state)
         self._settle()
 
-    def refuse(self, serial: int) -> int:
+    def invalidate(self, serial: int) -> int:
         """Withdraws a state that turned out not to be finite, and with the pages it brought all that stands on them.
 
         Returns how many states that were: 0 if it is cached no longer, for then it is too late.
@@ -502,7 +502,7 @@ class ReferenceCache:
         """No prompt has page `first` or one beyond it any more; whoever holds them keeps them."""
 
         def hidden(prefix: Prefix) -> Prefix:
-            return prefix.refuse(depth, serial) if prefix.extends(first) else prefix
+            return prefix.invalidate(depth, serial) if prefix.extends(first) else prefix
 
         self.pages = {hidden(prefix): page for prefix, page in self.pages.items()}
         self.brought = {hidden(prefix): by for prefix, by in self.brought.items()}
@@ -543,7 +543,7 @@ class ReferenceCache:
         self.outstanding.remove(step)
         written = [state.serial for state in self.unready() if state.step == step]
         for serial in (*refused, *(written if failed else ())):
-            self.refuse(serial)
+            self.invalidate(serial)
         self._land()
 
     def complete(self, ticket: int, finite: bool) -> None:
@@ -551,7 +551,7 @@ class ReferenceCache:
         self._must_be_known(ticket)
         state = self.proofs.pop(ticket, None)
         if state and not finite:
-            self.refuse(state.serial)
+            self.invalidate(state.serial)
         self._land()
 
     def _must_be_known(self, ticket: int) -> None:

@@ -61,7 +61,7 @@ class Stored:
     depth: int
     slot: int
     serial: int
-    generation: int  # as of the state
+    encodings: int  # as of the state
     step: int | None  # that writes it
     ticket: int | None  # to complete when it is known whether it is finite; none: it is
     replaced: tuple[int, int] | None
@@ -110,7 +110,7 @@ class Prefix(NamedTuple):
         """Whether `other` lies on the path to it, or is it."""
         return self.cut(other.depth) == other
 
-    def refuse(self, depth: int, serial: int) -> "Prefix":
+    def invalidate(self, depth: int, serial: int) -> "Prefix":
         """The same, refused past `depth` with the store `serial`."""
         return self._replace(refused=tuple(sorted((*self.refused, (depth, serial)))))
 
@@ -122,7 +122,7 @@ class State:
     prefix: Prefix
     slot: int
     serial: int
-    generation: int  # how often it was encoded since it was computed
+    encodings: int  # how often it was encoded since it was computed
     stamp: int  # when it was stored or last loaded; the lowest is evicted first
     step: int | None  # that writes it
     ticket: int | None = None  # it is ready when this and all before are closed; none: it is
@@ -144,9 +144,9 @@ class Match:
         return self.prefix.depth
 
     @property
-    def generation(self) -> int:
+    def encodings(self) -> int:
         """How often the state was encoded; what is computed from the start never was."""
-        return self.state.generation if self.state else 0
+        return self.state.encodings if self.state else 0
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ class Lease:
 
     prefix: Prefix
     state: State | None
-    generation: int  # of the state, also after it was loaded
+    encodings: int  # of the state, also after it was loaded
 
 
 @dataclass(eq=False)

@@ -59,7 +59,7 @@ def pattern(spec: StateSpec, key: Key | None, value: float | None = None) -> lis
         shape = (spec.layers, spec.heads, *spec.matrix)
         return [torch.zeros(shape), *[torch.zeros(spec.layers, *window.shape) for window in spec.conv]]
     namespace, tokens = key
-    seed = zlib.crc32(repr((namespace.adapter, namespace.tenant, namespace.epoch, tokens)).encode())
+    seed = zlib.crc32(repr((namespace.adapter, namespace.tenant, namespace.weights, tokens)).encode())
     state = torch.full((spec.layers, spec.heads, spec.d_k, spec.d_v), 127.0)
     rest = state[..., 1:]
     rest[:] = ((seed >> (torch.arange(rest.numel()) % 24)) % 255 - 127.0).reshape(rest.shape)
@@ -191,12 +191,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, namespace=namespaces, again=again)
     def serve_until_something_raises(self, prompt: list[int], namespace: Namespace, again: int) -> None:
         """A whole request in a step that ends with an exception."""
-        before, stored = self.cache.stats().refusals.non_finite, None
+        before, stored = self.cache.stats().skipped.non_finite, None
         with suppress(ZeroDivisionError), self.cache.step() as step:
             self.steps = step.id
             stored = self.serve(prompt, namespace, again, False, None)
             raise ZeroDivisionError
-        if isinstance(stored, Stored) and self.cache.stats().refusals.non_finite == before:
+        if isinstance(stored, Stored) and self.cache.stats().skipped.non_finite == before:
             raise Disagreement(f"the state at depth {stored.depth} outlived the failure of its step")
 
     @rule(
@@ -245,9 +245,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.evict(pool, n)
 
     @rule(stored=consumes(stored))
-    def refuse(self, stored: Stored) -> None:
+    def invalidate(self, stored: Stored) -> None:
         """A state turns out not to be finite, perhaps long after it was evicted."""
-        self.cache.refuse(stored)
+        self.cache.invalidate(stored)
 
     @precondition(lambda self: len(self.flying) < 3)
     @rule()

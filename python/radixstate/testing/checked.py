@@ -32,7 +32,7 @@ from radixstate.testing.sides import AnyCache, Model, Side, Twins
 from radixstate.tokens import Tokens
 
 if TYPE_CHECKING:
-    from radixstate import Request
+    from radixstate import StartRequest
 
 Call = Callable[[Side], Any]
 
@@ -147,7 +147,7 @@ class CheckedCache(_Wrapper):
         }
         return self._adopt([self._agree("start", lambda it: it.cache.start(tokens, **options))])[0]
 
-    def start_many(self, requests: Iterable[Request]) -> list[CheckedSequence | CacheError]:
+    def start_many(self, requests: Iterable[StartRequest]) -> list[CheckedSequence | CacheError]:
         """See `PrefixCache.start_many`."""
         requests = list(requests)
         answers = self._agree("start_many", lambda it: it.cache.start_many(requests))
@@ -216,12 +216,12 @@ class CheckedCache(_Wrapper):
         return CheckedStep(self, begun)
 
     def retire_step(
-        self, step: SupportsIndex, refused: Iterable[Stored] = (), *, failed: bool = False
+        self, step: SupportsIndex, invalid: Iterable[Stored] = (), *, failed: bool = False
     ) -> None:
         """See `PrefixCache.retire_step`."""
         known: list[Stored] = []
         try:
-            known.extend(refused)
+            known.extend(invalid)
         except BaseException:
             self.retire_step(step, known, failed=True)
             raise
@@ -230,9 +230,9 @@ class CheckedCache(_Wrapper):
             lambda it: it.cache.retire_step(it.of(step), [it.of(stored) for stored in known], failed=failed),
         )
 
-    def refuse(self, stored: Stored) -> None:
-        """See `PrefixCache.refuse`."""
-        self._call("refuse", lambda it: it.cache.refuse(it.of(stored)))
+    def invalidate(self, stored: Stored) -> None:
+        """See `PrefixCache.invalidate`."""
+        self._call("invalidate", lambda it: it.cache.invalidate(it.of(stored)))
 
     @contextmanager
     def step(self) -> Iterator[CheckedStep]:

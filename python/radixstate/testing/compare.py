@@ -59,13 +59,13 @@ def words(answer: Any) -> Any:
         case list():
             return [words(item) for item in answer]
         case Match() | records.Match():
-            return "match", answer.length, answer.kv_length, answer.branch, answer.reason, answer.generation
+            return "match", answer.length, answer.kv_length, answer.branch, answer.reason, answer.encodings
         case Sequence() | ModelSequence():
             return "sequence", words(answer.match)
         case Lease() | ModelLease():
             return "lease"
         case Stored() | records.Stored():
-            return "stored", answer.depth, answer.generation, answer.step, answer.ticket, answer.replaced
+            return "stored", answer.depth, answer.encodings, answer.step, answer.ticket, answer.replaced
         case Skipped() | records.Skipped():
             return "skipped", answer.reason, answer.wanted, answer.free, answer.evictable
         case Published() | records.Published():

@@ -53,7 +53,7 @@ def of_every_cache(cache: CheckedCache, foreign: Foreign, released: list[Checked
         (MisuseError, lambda: cache.evict(_ANY, 1)),
         (MisuseError, lambda: cache.take_freed(_ANY)),
         (WrongCacheError, lambda: cache.lease(foreign.match)),
-        (WrongCacheError, lambda: cache.refuse(foreign.stored)),
+        (WrongCacheError, lambda: cache.invalidate(foreign.stored)),
         (WrongCacheError, lambda: cache.retire_step(1, [foreign.stored])),
     ]
     for lease in released:

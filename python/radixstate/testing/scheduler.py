@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from radixstate import Namespace, Request, StateSpec, Stored
+from radixstate import Namespace, StartRequest, StateSpec, Stored
 from radixstate.errors import MisuseError
 from radixstate.testing import strategies
 from radixstate.testing.base_machine import (
@@ -118,7 +118,7 @@ class SchedulerMachine(CacheMachine):
     def start_many(self, drawn: list[tuple[list[int], Namespace, int]], empty: bool) -> Any:
         """A scheduler step's worth of requests, of which some are refused."""
         asked = [self.ask(*each) for each in drawn] + [([], strategies.NAMESPACES[0])] * empty
-        outcomes = zip(self.cache.start_many([Request(*each) for each in asked]), asked, strict=True)
+        outcomes = zip(self.cache.start_many([StartRequest(*each) for each in asked]), asked, strict=True)
         started = [(seq, namespace) for seq, (_, namespace) in outcomes if isinstance(seq, CheckedSequence)]
         return multiple(*[self.admit(seq, namespace) for seq, namespace in started])
 
@@ -230,7 +230,7 @@ class SchedulerMachine(CacheMachine):
     @rule(target=sequences, prompt=prompts, namespace=namespaces)
     def race(self, prompt: list[int], namespace: Namespace) -> Any:
         """Two requests compute the same prefix at the same time, and go on."""
-        twins = self.cache.start_many([Request(prompt, namespace)] * 2)
+        twins = self.cache.start_many([StartRequest(prompt, namespace)] * 2)
         started = [self.admit(seq, namespace) for seq in twins if isinstance(seq, CheckedSequence)]
         self.checkpoint_many(started, len(prompt), None, slip=False)
         return multiple(*started)
@@ -239,7 +239,7 @@ class SchedulerMachine(CacheMachine):
     @rule(target=sequences, prompt=prompts, namespace=namespaces)
     def overtake(self, prompt: list[int], namespace: Namespace) -> Any:
         """Two requests compute the same prefix in one step, and each stores past what the other has."""
-        twins = self.cache.start_many([Request(prompt, namespace)] * 2)
+        twins = self.cache.start_many([StartRequest(prompt, namespace)] * 2)
         started = [self.admit(seq, namespace) for seq in twins if isinstance(seq, CheckedSequence)]
         turns = [(number, self.grid) for number in started[:1]] + [(it, len(prompt)) for it in started[::-1]]
         with self.cache.step() as step:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from radixstate import Namespace, Published, Request, Skipped
+from radixstate import Namespace, Published, Skipped, StartRequest
 from radixstate.cache import PoolName
 from radixstate.reference import records
 from radixstate.reference.cache import ReferenceCache
@@ -63,16 +63,16 @@ class AnyCache(Protocol):
         no_store: bool = False,
         max_length: int | None = None,
     ) -> AnySequence: ...
-    def start_many(self, requests: Iterable[Request]) -> Any: ...
+    def start_many(self, requests: Iterable[StartRequest]) -> Any: ...
     def checkpoint_many(self, states: Iterable[tuple[Any, int, int]]) -> Any: ...
     def lease(self, match: Any) -> AnyLease: ...
     def evict(self, pool: PoolName, n: int) -> Any: ...
     def take_freed(self, pool: PoolName) -> list[int]: ...
     def reset(self) -> None: ...
     def begin_step(self) -> Any: ...
-    def retire_step(self, step: Any, refused: Iterable[Any] = (), *, failed: bool = False) -> None: ...
+    def retire_step(self, step: Any, invalid: Iterable[Any] = (), *, failed: bool = False) -> None: ...
     def step(self) -> AbstractContextManager[Any]: ...
-    def refuse(self, stored: Any) -> None: ...
+    def invalidate(self, stored: Any) -> None: ...
 
 
 class Twins(NamedTuple):
@@ -134,7 +134,7 @@ class Model:
         options = {"reserve": reserve, "no_read": no_read, "no_store": no_store, "max_length": max_length}
         return self._loaded(self._start(tokens, namespace, **options))
 
-    def start_many(self, requests: Iterable[Request]) -> list[ModelSequence | Exception]:
+    def start_many(self, requests: Iterable[StartRequest]) -> list[ModelSequence | Exception]:
         """See `PrefixCache.start_many`."""
         self._require_internal()
         started = [self._attempt(it) for it in requests]
@@ -174,9 +174,9 @@ class Model:
         """See `PrefixCache.begin_step`; this is its number, and dropping that ends nothing."""
         return self.reference.begin_step()
 
-    def retire_step(self, step: int, refused: Iterable[records.Stored] = (), *, failed: bool = False) -> None:
+    def retire_step(self, step: int, invalid: Iterable[records.Stored] = (), *, failed: bool = False) -> None:
         """See `PrefixCache.retire_step`."""
-        serials = [self._own(it, records.Stored).serial for it in refused]
+        serials = [self._own(it, records.Stored).serial for it in invalid]
         self.reference.retire_step(step, serials, failed=failed)
 
     @contextmanager
@@ -189,11 +189,11 @@ class Model:
         finally:
             self.retire_step(step, failed=failed)
 
-    def refuse(self, stored: records.Stored) -> None:
-        """See `PrefixCache.refuse`."""
-        self.reference.refuse(self._own(stored, records.Stored).serial)
+    def invalidate(self, stored: records.Stored) -> None:
+        """See `PrefixCache.invalidate`."""
+        self.reference.invalidate(self._own(stored, records.Stored).serial)
 
-    def _attempt(self, request: Request) -> ModelSequence | Exception:
+    def _attempt(self, request: StartRequest) -> ModelSequence | Exception:
         names = ("reserve", "no_read", "no_store", "max_length")
         try:
             return self._start(

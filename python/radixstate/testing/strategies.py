@@ -14,7 +14,7 @@ NAMESPACES = (
     Namespace(adapter=1),
     Namespace(tenant="a"),
     Namespace(tenant="b"),
-    Namespace(epoch=1),
+    Namespace(weights=1),
 )
 """The bare model's, and one for each thing that keeps prefixes apart."""
 

@@ -13,7 +13,9 @@ use crate::fork;
 use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle, Step};
 use crate::number::Number;
 use crate::page_table::PageTable;
-use crate::request::{Each, Namespace, PoolName, Request, namespace_or_default, start_options};
+use crate::request::{
+    Each, Namespace, PoolName, StartRequest, namespace_or_default, start_options,
+};
 use crate::results::{
     Committed, Match, Published, Reserved, Skipped, Started, Stored, started_or_error,
 };
@@ -29,13 +31,13 @@ type Core = std::result::Result<radixstate::Cache, String>;
 pub(crate) struct Cache {
     core: Mutex<Core>,
     /// The process that made it.
-    generation: u64,
+    process: u64,
 }
 
 impl Cache {
     /// Calls the core. A panic in there breaks this cache, and no other, for good.
     fn ask<T>(&self, call: impl FnOnce(&mut radixstate::Cache) -> T) -> Result<T> {
-        fork::check(self.generation, "cache")?;
+        fork::check(self.process, "cache")?;
         // The core's panics are caught below, so the mutex can't be poisoned halfway through a
         // change.
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +187,7 @@ impl Cache {
         let core = Mutex::new(Ok(radixstate::Cache::new(config)?));
         Ok(Self {
             core,
-            generation: fork::generation(),
+            process: fork::process(),
         })
     }
 
@@ -245,7 +247,7 @@ impl Cache {
     fn start_many<'py>(
         &self,
         py: Python<'py>,
-        requests: Each<'py, Request>,
+        requests: Each<'py, StartRequest>,
     ) -> Result<Vec<Bound<'py, PyAny>>> {
         let started = self.ask(|core| {
             core.start_many(requests.0.iter().map(|request| request.get().as_core()))
@@ -588,20 +590,20 @@ impl Cache {
         self.ask(radixstate::Cache::begin_step).map(Step)
     }
 
-    /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `refused`
+    /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `invalid`
     /// are the checkpoints whose writer found a value that is not finite: they were never
-    /// matchable, and are withdrawn as `refuse` does.
+    /// matchable, and are withdrawn as `invalidate` does.
     ///
     /// Raises UnknownStepError.
-    #[pyo3(signature = (step, refused=Each(Vec::new())), text_signature = "($self, step, refused=())")]
-    fn retire_step(&self, step: Number<u64>, refused: Each<'_, Stored>) -> Result<()> {
+    #[pyo3(signature = (step, invalid=Each(Vec::new())), text_signature = "($self, step, invalid=())")]
+    fn retire_step(&self, step: Number<u64>, invalid: Each<'_, Stored>) -> Result<()> {
         let step = step.named_or(Class::UnknownStep, "step")?;
-        let refused: Vec<_> = refused
+        let invalid: Vec<_> = invalid
             .0
             .iter()
             .map(|stored| stored.get().0.clone())
             .collect();
-        self.call(|core| core.retire_step(step, &refused))
+        self.call(|core| core.retire_step(step, &invalid))
     }
 
     /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
@@ -662,8 +664,8 @@ impl Cache {
     /// Withdraws a checkpoint whose content turned out not to be finite, with the pages that the
     /// tree got with it and every checkpoint whose path they lie on. Repeating it changes
     /// nothing.
-    fn refuse(&self, stored: &Stored) -> Result<()> {
-        self.call(|core| core.refuse(&stored.0))
+    fn invalidate(&self, stored: &Stored) -> Result<()> {
+        self.call(|core| core.invalidate(&stored.0))
     }
 
     /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what

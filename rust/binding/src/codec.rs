@@ -64,7 +64,7 @@ pub(crate) struct CodecPlan {
     parallelism: NonZeroUsize,
     /// The process that made it. A thread of that one could have held the plan's lock when it
     /// forked.
-    generation: u64,
+    process: u64,
 }
 
 #[pymethods]
@@ -91,7 +91,7 @@ impl CodecPlan {
         Ok(Self {
             mover: Mover::new(spec, held)?,
             parallelism,
-            generation: fork::generation(),
+            process: fork::process(),
         })
     }
 
@@ -111,7 +111,7 @@ impl CodecPlan {
         pairs: Pairs,
         threads: Option<Number<usize>>,
     ) -> Result<Vec<bool>> {
-        fork::check(self.generation, "codec plan")?;
+        fork::check(self.process, "codec plan")?;
         self.mover.store(py, &pairs.0, self.threads(threads)?)
     }
 
@@ -126,7 +126,7 @@ impl CodecPlan {
     ///     TensorError: a tensor is no longer where it was; nothing was written.
     #[pyo3(signature = (pairs, threads=None))]
     fn load(&self, py: Python<'_>, pairs: Pairs, threads: Option<Number<usize>>) -> Result<()> {
-        fork::check(self.generation, "codec plan")?;
+        fork::check(self.process, "codec plan")?;
         self.mover.load(py, &pairs.0, self.threads(threads)?)
     }
 }

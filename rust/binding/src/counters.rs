@@ -112,7 +112,7 @@ record! {
 
 record! {
     /// Checkpoints that were not stored, by reason.
-    Refusals {
+    Skips {
         /// No slot was free or evictable.
         no_room: u64,
         /// The request asked not to store.
@@ -174,7 +174,7 @@ record! {
         /// Checkpoints that were there already.
         duplicates: u64,
         /// Checkpoints not stored.
-        refusals: Refusals,
+        skipped: Skips,
         /// What eviction freed.
         evictions: Evictions,
         /// Calls of `reset`.
@@ -189,7 +189,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Freed>()?;
     module.add_class::<Usage>()?;
     module.add_class::<Misses>()?;
-    module.add_class::<Refusals>()?;
+    module.add_class::<Skips>()?;
     module.add_class::<Evictions>()?;
     module.add_class::<Bytes>()?;
     module.add_class::<Stats>()

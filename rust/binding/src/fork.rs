@@ -13,13 +13,13 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// Names this process among its ancestors. A load, where asking for the process id would be a
 /// system call.
-pub(crate) fn generation() -> u64 {
+pub(crate) fn process() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 
 /// Refuses what was made in another process, which `made_in` names.
 pub(crate) fn check(made_in: u64, what: &str) -> Result<()> {
-    if made_in == generation() {
+    if made_in == process() {
         return Ok(());
     }
     let rule =

@@ -26,7 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fork::register(module)?;
     module.add_class::<cache::Cache>()?;
     module.add_class::<request::Namespace>()?;
-    module.add_class::<request::Request>()?;
+    module.add_class::<request::StartRequest>()?;
     handles::register(module)?;
     results::register(module)?;
     counters::register(module)?;

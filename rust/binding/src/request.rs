@@ -10,7 +10,7 @@ use crate::gather::gather;
 use crate::number::Number;
 use crate::tokens::Tokens;
 
-/// Keys in different namespaces never match. `adapter` and `epoch` change on every reload of an
+/// Keys in different namespaces never match. `adapter` and `weights` change on every reload of an
 /// adapter or of the weights; `tenant` keeps one account's prefixes from another's.
 #[pyclass(frozen, eq, hash, module = "radixstate._native", skip_from_py_object)]
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
@@ -20,14 +20,14 @@ pub(crate) struct Namespace(pub(crate) radixstate::Namespace);
 impl Namespace {
     #[new]
     #[pyo3(
-        signature = (adapter=0.into(), tenant=None, epoch=0.into()),
-        text_signature = "(adapter=0, tenant=None, epoch=0)",
+        signature = (adapter=0.into(), tenant=None, weights=0.into()),
+        text_signature = "(adapter=0, tenant=None, weights=0)",
     )]
-    fn new(adapter: Number<u64>, tenant: Option<&str>, epoch: Number<u64>) -> Result<Self> {
+    fn new(adapter: Number<u64>, tenant: Option<&str>, weights: Number<u64>) -> Result<Self> {
         Ok(Self(radixstate::Namespace::new(
             adapter.named("adapter")?,
             tenant,
-            epoch.named("epoch")?,
+            weights.named("weights")?,
         )))
     }
 
@@ -45,16 +45,16 @@ impl Namespace {
 
     /// Generation of the model's weights.
     #[getter]
-    fn epoch(&self) -> u64 {
-        self.0.epoch()
+    fn weights(&self) -> u64 {
+        self.0.weights()
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let tenant = self.0.tenant().into_pyobject(py)?.repr()?;
         Ok(format!(
-            "Namespace(adapter={}, tenant={tenant}, epoch={})",
+            "Namespace(adapter={}, tenant={tenant}, weights={})",
             self.0.adapter(),
-            self.0.epoch()
+            self.0.weights()
         ))
     }
 }
@@ -88,20 +88,20 @@ pub(crate) fn start_options(
 /// One prompt of `Cache.start_many`. Its tokens are converted once, however often it is tried
 /// again.
 #[pyclass(frozen, module = "radixstate._native")]
-pub(crate) struct Request {
+pub(crate) struct StartRequest {
     tokens: Vec<u32>,
     namespace: radixstate::Namespace,
     options: StartOptions,
 }
 
-impl Request {
-    pub(crate) fn as_core(&self) -> radixstate::Request<'_> {
+impl StartRequest {
+    pub(crate) fn as_core(&self) -> radixstate::StartRequest<'_> {
         let Self {
             tokens,
             namespace,
             options,
         } = self;
-        radixstate::Request {
+        radixstate::StartRequest {
             namespace,
             tokens,
             options: *options,
@@ -110,7 +110,7 @@ impl Request {
 }
 
 #[pymethods]
-impl Request {
+impl StartRequest {
     #[new]
     #[pyo3(signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false))]
     fn new(
@@ -171,7 +171,7 @@ impl Request {
     }
 
     fn __repr__(&self) -> String {
-        format!("Request({} tokens)", self.tokens.len())
+        format!("StartRequest({} tokens)", self.tokens.len())
     }
 }
 

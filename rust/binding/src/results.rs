@@ -46,8 +46,8 @@ impl Match {
 
     /// How often the reusable state has been encoded since it was computed; 0 without a hit.
     #[getter]
-    fn generation(&self) -> u32 {
-        self.0.generation
+    fn encodings(&self) -> u32 {
+        self.0.encodings
     }
 
     /// Whether a deeper checkpoint of this prompt is being written, or not yet known to be finite.
@@ -172,8 +172,8 @@ impl Stored {
     /// How often this state has been encoded since it was computed: 1 for a prompt computed from
     /// its start, one more than the checkpoint it continued otherwise.
     #[getter]
-    fn generation(&self) -> u32 {
-        self.0.generation
+    fn encodings(&self) -> u32 {
+        self.0.encodings
     }
 
     /// Tokens [from, to) whose private pages were replaced by pages that were cached already, or

@@ -240,22 +240,22 @@ impl Cache {
     }
 
     /// A step has ended as planned. Steps may retire in any order; a repeated one changes nothing,
-    /// its `failed` included. `failed` are the checkpoints whose writer found a value that is not
-    /// finite: they were never matchable, and are withdrawn as [`Cache::refuse`] does.
+    /// its `invalid` included. `invalid` are the checkpoints whose writer found a value that is not
+    /// finite: they were never matchable, and are withdrawn as [`Cache::invalidate`] does.
     ///
     /// # Errors
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
-    pub fn retire_step(&mut self, step: impl StepId, failed: &[Stored]) -> Result<(), Misuse> {
+    pub fn retire_step(&mut self, step: impl StepId, invalid: &[Stored]) -> Result<(), Misuse> {
         self.collect_dropped();
         let step = step.id();
-        failed
+        invalid
             .iter()
             .try_for_each(|stored| self.own_id(stored.cache))?;
         if !self.ledger.flight.end_step(step)? {
             return Ok(());
         }
         self.ledger.emit(Event::RetireStep { step });
-        for stored in failed {
+        for stored in invalid {
             self.withdraw(stored);
         }
         self.ledger.land();
@@ -334,7 +334,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
-    pub fn refuse(&mut self, stored: &Stored) -> Result<(), Misuse> {
+    pub fn invalidate(&mut self, stored: &Stored) -> Result<(), Misuse> {
         self.collect_dropped();
         self.own_id(stored.cache)?;
         self.withdraw(stored);
@@ -434,7 +434,7 @@ impl Cache {
             kv_length: reusable.kv_length,
             branch: reusable.branch,
             reason: reusable.reason,
-            generation: reusable.generation,
+            encodings: reusable.encodings,
             not_ready: reusable.not_ready,
             checkpoint: reusable.checkpoint,
             namespace: namespace.clone(),

@@ -76,7 +76,7 @@ pub struct Stored {
     pub ticket: Option<u64>,
     /// How often this state has been encoded since it was computed: 1 for a prompt computed from
     /// its start, one more than the checkpoint it continued otherwise.
-    pub generation: u32,
+    pub encodings: u32,
     /// Tokens whose private pages were replaced by pages that were cached already; empty if none.
     pub replaced: Range<usize>,
     pub(crate) id: CheckpointId,

@@ -57,10 +57,10 @@ fn title(namespace: &Namespace) -> String {
         return "default namespace".into();
     }
     let adapter = namespace.adapter();
-    let epoch = namespace.epoch();
+    let weights = namespace.weights();
     match namespace.tenant() {
-        Some(tenant) => format!("adapter {adapter}, epoch {epoch}, tenant {tenant:?}"),
-        None => format!("adapter {adapter}, epoch {epoch}"),
+        Some(tenant) => format!("adapter {adapter}, weights {weights}, tenant {tenant:?}"),
+        None => format!("adapter {adapter}, weights {weights}"),
     }
 }
 

@@ -52,7 +52,7 @@ impl Cache {
             kv_length: matched.kv_length,
             branch: matched.branch,
             reason: matched.reason,
-            generation: matched.generation,
+            encodings: matched.encodings,
             not_ready: matched.not_ready,
             checkpoint: matched.checkpoint,
         };

@@ -134,7 +134,7 @@ impl Ledger {
             namespace: namespace.clone(),
             resets: self.resets,
             depth: reusable.length,
-            encodings: reusable.generation,
+            encodings: reusable.encodings,
             holdings,
         }
     }
@@ -446,7 +446,7 @@ impl Ledger {
             serial,
             step,
             ticket: proof,
-            generation: encodings,
+            encodings: encodings,
             replaced,
             id,
             brought,

@@ -117,8 +117,8 @@ pub use namespace::Namespace;
 pub use pieces::Piece;
 pub use pool::{PoolConfig, PoolKind, Usage};
 pub use prefixes::Freed;
-pub use sequence::{Begin, Request, SequenceView, StartOptions, Started};
-pub use stats::{Bytes, Evictions, Misses, Refusals, Stats};
+pub use sequence::{Begin, SequenceView, StartOptions, StartRequest, Started};
+pub use stats::{Bytes, Evictions, Misses, Skips, Stats};
 
 /// The README's Rust block is a test like those above.
 #[cfg(doctest)]

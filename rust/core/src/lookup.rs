@@ -32,7 +32,7 @@ pub struct Match {
     /// Why `length` is what it is.
     pub reason: Reason,
     /// How often the reusable state has been encoded since it was computed; 0 without a hit.
-    pub generation: u32,
+    pub encodings: u32,
     /// A deeper checkpoint of this prompt is being written, or not yet known to be finite.
     pub not_ready: bool,
     pub(crate) checkpoint: Option<CheckpointId>,
@@ -49,7 +49,7 @@ pub(crate) struct Reusable {
     pub(crate) kv_length: usize,
     pub(crate) branch: Option<usize>,
     pub(crate) reason: Reason,
-    pub(crate) generation: u32,
+    pub(crate) encodings: u32,
     pub(crate) not_ready: bool,
     pub(crate) checkpoint: Option<CheckpointId>,
 }
@@ -60,7 +60,7 @@ impl Reusable {
         kv_length: 0,
         branch: None,
         reason: Reason::NoPrefix,
-        generation: 0,
+        encodings: 0,
         not_ready: false,
         checkpoint: None,
     };
@@ -109,7 +109,7 @@ impl Prefixes {
             kv_length: reach.matched,
             branch: (useful > length && useful != occupied).then_some(useful),
             reason,
-            generation: deepest.map_or(0, |(_, _, checkpoint)| checkpoint.encodings),
+            encodings: deepest.map_or(0, |(_, _, checkpoint)| checkpoint.encodings),
             not_ready: unready,
             checkpoint,
         }

@@ -4,22 +4,22 @@ use std::sync::Arc;
 
 /// Keys in different namespaces never match.
 ///
-/// `adapter` and `epoch` change on every reload of an adapter or of the weights, so that a name
+/// `adapter` and `weights` change on every reload of an adapter or of the weights, so that a name
 /// reused for new contents is a new namespace; `tenant` keeps one account's prefixes from
 /// another's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Namespace {
     adapter: u64,
-    epoch: u64,
+    weights: u64,
     tenant: Option<Arc<str>>,
 }
 
 impl Namespace {
     /// A namespace; `Namespace::default()` is that of the bare model.
-    pub fn new(adapter: u64, tenant: Option<&str>, epoch: u64) -> Self {
+    pub fn new(adapter: u64, tenant: Option<&str>, weights: u64) -> Self {
         Self {
             adapter,
-            epoch,
+            weights,
             tenant: tenant.map(Arc::from),
         }
     }
@@ -35,7 +35,7 @@ impl Namespace {
     }
 
     /// Generation of the model's weights.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn weights(&self) -> u64 {
+        self.weights
     }
 }

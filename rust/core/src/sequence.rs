@@ -168,7 +168,7 @@ impl Running {
 
 /// One prompt of [`Cache::start_many`].
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct StartRequest<'a> {
     /// Where its keys live.
     pub namespace: &'a Namespace,
     /// The prompt.
@@ -244,9 +244,9 @@ impl Cache {
     /// A scheduler step's worth of starts, in order; each succeeds or fails on its own.
     pub fn start_many<'a>(
         &mut self,
-        requests: impl IntoIterator<Item = Request<'a>>,
+        requests: impl IntoIterator<Item = StartRequest<'a>>,
     ) -> Vec<Result<Started, Error>> {
-        let start = |Request {
+        let start = |StartRequest {
                          namespace,
                          tokens,
                          options,

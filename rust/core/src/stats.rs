@@ -20,7 +20,7 @@ pub struct Misses {
 
 /// Checkpoints that were not stored, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Refusals {
+pub struct Skips {
     /// No slot was free or evictable.
     pub no_room: u64,
     /// The request asked not to store.
@@ -80,7 +80,7 @@ pub struct Stats {
     /// Checkpoints that were there already.
     pub duplicates: u64,
     /// Checkpoints not stored.
-    pub refusals: Refusals,
+    pub skipped: Skips,
     /// What eviction freed.
     pub evictions: Evictions,
     /// Calls of `reset`.
@@ -111,7 +111,7 @@ impl Stats {
                     Cause::Reset => &mut self.evictions.reset,
                 } += freed;
             }
-            Event::Invalid { states } => self.refusals.non_finite += states,
+            Event::Invalid { states } => self.skipped.non_finite += states,
             Event::Reset => self.resets += 1,
             _ => {}
         }
@@ -132,12 +132,12 @@ impl Stats {
     fn count_skip(&mut self, skip: Skip) {
         *match skip {
             Skip::Duplicate => &mut self.duplicates,
-            Skip::NoRoom(_) => &mut self.refusals.no_room,
-            Skip::NotAligned => &mut self.refusals.not_aligned,
-            Skip::NoStore => &mut self.refusals.no_store,
-            Skip::NonFinite => &mut self.refusals.non_finite,
-            Skip::NotReady => &mut self.refusals.not_ready,
-            Skip::Reset => &mut self.refusals.reset,
+            Skip::NoRoom(_) => &mut self.skipped.no_room,
+            Skip::NotAligned => &mut self.skipped.not_aligned,
+            Skip::NoStore => &mut self.skipped.no_store,
+            Skip::NonFinite => &mut self.skipped.non_finite,
+            Skip::NotReady => &mut self.skipped.not_ready,
+            Skip::Reset => &mut self.skipped.reset,
         } += 1;
     }
 }

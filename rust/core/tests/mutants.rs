@@ -29,11 +29,14 @@ fn reserve(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Pending {
 fn a_namespace_says_what_it_was_made_of() {
     let namespace = Namespace::new(7, Some("tenant"), 9);
     assert_eq!(
-        (namespace.adapter(), namespace.tenant(), namespace.epoch()),
+        (namespace.adapter(), namespace.tenant(), namespace.weights()),
         (7, Some("tenant"), 9)
     );
     let bare = Namespace::default();
-    assert_eq!((bare.adapter(), bare.tenant(), bare.epoch()), (0, None, 0));
+    assert_eq!(
+        (bare.adapter(), bare.tenant(), bare.weights()),
+        (0, None, 0)
+    );
 }
 
 #[test]

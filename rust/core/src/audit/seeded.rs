@@ -118,7 +118,7 @@ fn a_lost_slot_is_found() {
 fn a_checkpoint_freed_while_it_is_read_is_found() {
     let (mut cache, stored) = filled();
     let _reader = reader(&mut cache);
-    with(Fault::EarlyFree, || cache.refuse(&stored)).unwrap();
+    with(Fault::EarlyFree, || cache.invalidate(&stored)).unwrap();
     assert_found(
         &mut cache,
         Rule::PinnedCheckpoint,
@@ -193,7 +193,7 @@ fn without_a_fault_the_same_operations_are_clean() {
     cache.loaded(&reader).unwrap();
     let _inner = checkpoint(&mut cache, &reader, 4);
     cache.check(None).unwrap();
-    cache.refuse(&stored).unwrap();
+    cache.invalidate(&stored).unwrap();
     cache.reset();
     cache.finish(reader).unwrap();
     cache.evict(PoolKind::Checkpoint, 1);

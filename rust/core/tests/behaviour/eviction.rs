@@ -215,7 +215,7 @@ fn want_of_room_for_a_checkpoint_is_not_an_error() {
         Reservation::Skipped(skip) => assert_eq!(skip, Skip::NoRoom(short)),
         reserved => panic!("{reserved:?}"),
     }
-    assert_eq!(cache.stats().refusals.no_room, 1);
+    assert_eq!(cache.stats().skipped.no_room, 1);
     drop(writing);
     checkpoint(&mut cache, &sequence, 4);
 }

@@ -143,7 +143,7 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
     assert_refused(&mut cache, wrong, |cache| {
         cache.publish(&mine, &prompt(1, 12), &[], three)
     });
-    assert_refused(&mut cache, wrong, |cache| cache.refuse(&kept));
+    assert_refused(&mut cache, wrong, |cache| cache.invalidate(&kept));
     let step = cache.begin_step();
     assert_refused(&mut cache, wrong, |cache| {
         cache.retire_step(&step, std::slice::from_ref(&kept))

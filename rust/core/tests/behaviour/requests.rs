@@ -2,7 +2,7 @@
 
 use radixstate::{
     Begin, Cache, Config, Error, Freed, Namespace, OutOfSlots, PoolConfig, PoolKind, Reason,
-    Request, Reservation, Shortage, Skip, StartOptions, Started,
+    Reservation, Shortage, Skip, StartOptions, StartRequest, Started,
 };
 
 use crate::*;
@@ -446,7 +446,7 @@ fn a_request_may_refuse_to_read_or_to_store() {
         reserve(&mut cache, &sequence, 8),
         Reservation::Skipped(Skip::NoStore)
     ));
-    assert_eq!(cache.stats().refusals.no_store, 1);
+    assert_eq!(cache.stats().skipped.no_store, 1);
 }
 
 #[test]
@@ -492,9 +492,9 @@ fn keys_in_different_namespaces_never_match() {
         );
         assert_sound(&mut cache);
     }
-    let [adapter, tenant, epoch] = &others;
+    let [adapter, tenant, weights] = &others;
     assert_eq!(
-        (adapter.adapter(), tenant.tenant(), epoch.epoch()),
+        (adapter.adapter(), tenant.tenant(), weights.weights()),
         (1, Some("a"), 1)
     );
 }
@@ -506,7 +506,7 @@ fn many_requests_start_in_order_and_fail_alone() {
         Namespace::default(),
         [prompt(1, 9), Vec::new(), prompt(2, 9)],
     );
-    let requests = tokens.iter().map(|tokens| Request {
+    let requests = tokens.iter().map(|tokens| StartRequest {
         namespace: &namespace,
         tokens,
         options: StartOptions::default(),
@@ -577,15 +577,15 @@ fn a_cache_prints_where_its_slots_are() {
 #[test]
 fn a_checkpoint_counts_how_often_its_state_was_encoded() {
     let mut cache = cache();
-    assert_eq!(store(&mut cache, &prompt(1, 4)).generation, 1);
-    assert_eq!(look_up(&mut cache, &prompt(1, 5)).generation, 1);
+    assert_eq!(store(&mut cache, &prompt(1, 4)).encodings, 1);
+    assert_eq!(look_up(&mut cache, &prompt(1, 5)).encodings, 1);
     assert_eq!(
-        store(&mut cache, &prompt(1, 8)).generation,
+        store(&mut cache, &prompt(1, 8)).encodings,
         2,
         "it continued a state that had been encoded once"
     );
-    assert_eq!(store(&mut cache, &prompt(2, 8)).generation, 1);
-    assert_eq!(look_up(&mut cache, &prompt(3, 5)).generation, 0);
+    assert_eq!(store(&mut cache, &prompt(2, 8)).encodings, 1);
+    assert_eq!(look_up(&mut cache, &prompt(3, 5)).encodings, 0);
 }
 
 #[test]

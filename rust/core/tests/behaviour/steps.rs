@@ -64,7 +64,7 @@ fn pages_that_a_step_still_writes_reach_no_other_request() {
     assert_eq!(cache.view(&two).unwrap().pages(), own);
     cache.retire_step(&second, &[]).unwrap();
     assert!(not_ready(&reserve(&mut cache, &two, 12)));
-    assert_eq!(cache.stats().refusals.not_ready, 3);
+    assert_eq!(cache.stats().skipped.not_ready, 3);
     cache.retire_step(&first, &[]).unwrap();
     assert_eq!(checkpoint(&mut cache, &two, 12).replaced, 0..8);
     assert_eq!(shallow.depth, 8);
@@ -130,7 +130,7 @@ fn a_state_that_is_not_finite_goes_with_what_stands_on_its_pages() {
     checkpoint(&mut cache, &sequence, 8);
     let ticket = shallow.ticket.unwrap();
     cache.complete(ticket, Outcome::Failed).unwrap();
-    assert_eq!(cache.stats().refusals.non_finite, 2);
+    assert_eq!(cache.stats().skipped.non_finite, 2);
     assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix);
     assert_eq!(
         cache.complete(ticket + 1, Outcome::Done),
@@ -198,11 +198,11 @@ fn a_refused_checkpoint_is_never_matched() {
         Reason::NoPrefix,
         "nor the pages that came with it"
     );
-    assert_eq!(cache.stats().refusals.non_finite, 1);
+    assert_eq!(cache.stats().skipped.non_finite, 1);
     assert_eq!(cache.usage(PoolKind::Checkpoint).free, 4);
-    cache.refuse(&stored).unwrap();
+    cache.invalidate(&stored).unwrap();
     assert_eq!(
-        cache.stats().refusals.non_finite,
+        cache.stats().skipped.non_finite,
         1,
         "repeating it changes nothing"
     );
@@ -238,8 +238,8 @@ fn what_stands_on_refused_pages_goes_with_them_and_no_more() {
         4..8,
         "it shares pages that seemed to be good"
     );
-    cache.refuse(&stored).unwrap();
-    assert_eq!(cache.stats().refusals.non_finite, 2);
+    cache.invalidate(&stored).unwrap();
+    assert_eq!(cache.stats().skipped.non_finite, 2);
     let left = look_up(&mut cache, &prompt(1, 13));
     assert_eq!((left.length, left.kv_length), (4, 4), "as it was before");
     let pages = cache.view(&two).unwrap().pages();
@@ -265,7 +265,7 @@ fn a_refusal_after_its_prefix_was_evicted_changes_nothing() {
     cache.finish(sequence).unwrap();
     assert_eq!(cache.evict(PoolKind::Checkpoint, 1).kv, 2);
     let digest = cache.digest();
-    cache.refuse(&late).unwrap();
+    cache.invalidate(&late).unwrap();
     assert_eq!(
         (cached(&mut cache, &prompt(1, 4)), cache.digest()),
         (4, digest)
@@ -278,7 +278,7 @@ fn a_refused_state_that_brought_no_pages_goes_alone() {
     let long = start(&mut cache, &prompt(1, 9));
     checkpoint(&mut cache, &long, 8);
     let inner = checkpoint(&mut cache, &long, 4);
-    cache.refuse(&inner).unwrap();
+    cache.invalidate(&inner).unwrap();
     assert_eq!(
         (
             cached(&mut cache, &prompt(1, 4)),
@@ -294,7 +294,7 @@ fn a_state_refused_while_it_is_read_keeps_its_slot_until_then() {
     let mut cache = cache();
     let stored = store(&mut cache, &prompt(1, 8));
     let Started { sequence, .. } = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
-    cache.refuse(&stored).unwrap();
+    cache.invalidate(&stored).unwrap();
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 0);
     assert_eq!(cache.usage(PoolKind::Checkpoint).pinned, 1);
     assert_sound(&mut cache);
@@ -348,15 +348,15 @@ fn a_repeated_retirement_changes_nothing_whatever_it_refuses() {
     assert_eq!(
         (
             cached(&mut cache, &prompt(1, 8)),
-            cache.stats().refusals.non_finite
+            cache.stats().skipped.non_finite
         ),
         (8, 0)
     );
-    cache.refuse(&stored).unwrap();
+    cache.invalidate(&stored).unwrap();
     assert_eq!(
         (
             cached(&mut cache, &prompt(1, 8)),
-            cache.stats().refusals.non_finite
+            cache.stats().skipped.non_finite
         ),
         (0, 1),
         "what is learnt later"
@@ -371,7 +371,7 @@ fn a_discarded_reservation_gives_its_slot_back_and_is_counted() {
     let bad = pending(reserve(&mut cache, &sequence, 8));
     assert_eq!(cache.discard(bad).unwrap(), Skip::NonFinite);
     assert_eq!(
-        (usage(&mut cache), cache.stats().refusals.non_finite),
+        (usage(&mut cache), cache.stats().skipped.non_finite),
         (before, 1)
     );
     assert_sound(&mut cache);
@@ -458,7 +458,7 @@ fn a_reset_hides_everything_and_takes_nothing_from_live_sequences() {
         cache.commit(&sequence, late).unwrap(),
         Commit::Skipped(Skip::Reset)
     );
-    assert_eq!((cache.stats().resets, cache.stats().refusals.reset), (1, 2));
+    assert_eq!((cache.stats().resets, cache.stats().skipped.reset), (1, 2));
     assert_sound(&mut cache);
     store(&mut cache, &prompt(1, 8));
     assert_eq!(

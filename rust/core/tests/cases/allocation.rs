@@ -32,7 +32,7 @@ fn a_checkpoint_among_pinned_ones_is_skipped_and_the_request_goes_on() {
     );
     assert_eq!(
         (
-            cache.stats().refusals.no_room,
+            cache.stats().skipped.no_room,
             reused(&mut cache, &prompt(9, 8))
         ),
         (100, 0)

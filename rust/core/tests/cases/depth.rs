@@ -263,7 +263,7 @@ fn a_prompt_shorter_than_a_page_ends_without_a_checkpoint_and_without_a_fuss() {
     assert_eq!(
         (
             reused(&mut cache, &prompt(1, 29)),
-            cache.stats().refusals.not_aligned
+            cache.stats().skipped.not_aligned
         ),
         (0, 1)
     );

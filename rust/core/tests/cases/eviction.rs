@@ -108,7 +108,7 @@ fn a_batch_that_stores_nothing_leaves_a_session_its_states() {
         ),
         (16, 8)
     );
-    assert_eq!(cache.stats().refusals.no_store, 50);
+    assert_eq!(cache.stats().skipped.no_store, 50);
 }
 
 // mlx-vlm #1901

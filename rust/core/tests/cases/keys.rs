@@ -26,7 +26,7 @@ fn reused_in(cache: &mut Cache, namespace: &Namespace, tokens: &[u32]) -> usize 
 #[test]
 fn prefixes_of_older_weights_are_never_found_and_make_room() {
     let mut cache = cache(16, 1, 2);
-    let [old, new] = [1, 2].map(|epoch| Namespace::new(7, None, epoch));
+    let [old, new] = [1, 2].map(|weights| Namespace::new(7, None, weights));
     store_in(&mut cache, &old, &prompt(1, 8));
     assert_eq!(
         cache.lookup(&new, &prompt(1, 9), None).unwrap().reason,

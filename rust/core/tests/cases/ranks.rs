@@ -147,7 +147,9 @@ const CALLS: [(&str, Call); 33] = [
             .retire_step(&rank.step, std::slice::from_ref(&rank.stored))
             .unwrap()
     }),
-    ("refuse", |rank| rank.cache.refuse(&rank.stored).unwrap()),
+    ("invalidate", |rank| {
+        rank.cache.invalidate(&rank.stored).unwrap()
+    }),
     ("reset", |rank| rank.cache.reset()),
 ];
 
@@ -222,7 +224,7 @@ fn a_refusal_shows_and_one_that_comes_too_late_does_not() {
             assert_eq!(cache.evict(PoolKind::Checkpoint, 1).checkpoints, 1);
         }
         if refuse {
-            cache.refuse(&stored).unwrap();
+            cache.invalidate(&stored).unwrap();
         }
         cache.digest()
     };

@@ -151,7 +151,7 @@ fn a_state_outlives_the_late_refusal_of_a_shallower_one_that_was_in_flight_with_
     let refused = checkpoint(&mut cache, &a, 4);
     try_checkpoint(&mut cache, &b, 8);
     cache.retire_step(step, &[]).unwrap();
-    cache.refuse(&refused).unwrap();
+    cache.invalidate(&refused).unwrap();
     assert_kept(&mut cache, &prompt(1, 9), &b, 8);
 }
 

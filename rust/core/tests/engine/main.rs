@@ -67,8 +67,8 @@ fn every_read_finds_what_belongs_to_its_prefix_and_nothing_leaks() {
             stats.hits,
             stats.stored,
             stats.resets,
-            stats.refusals.non_finite,
-            stats.refusals.reset,
+            stats.skipped.non_finite,
+            stats.skipped.reset,
         ];
         total
             .iter_mut()

@@ -222,13 +222,13 @@ fn many_sequences_in_small_pools_run_short_everywhere_and_leak_nothing() {
         seen.no_active_to_track,
         seen.no_pages_to_start,
         seen.no_pages_to_grow,
-        stats.refusals.no_room,
+        stats.skipped.no_room,
         stats.hits,
         seen.finished,
         seen.aborted,
         seen.retracted,
         seen.refused,
-        stats.refusals.reset,
+        stats.skipped.reset,
     ];
     assert!(
         met.iter().all(|&count| count > 0),

@@ -153,7 +153,7 @@ impl Met {
     fn add(&mut self, stats: &Stats) {
         let Stats {
             misses,
-            refusals,
+            skipped,
             evictions,
             ..
         } = stats;
@@ -165,11 +165,11 @@ impl Met {
             ("not ready", misses.not_ready),
             ("stored", stats.stored),
             ("duplicates", stats.duplicates),
-            ("no room", refusals.no_room),
-            ("no store", refusals.no_store),
-            ("reset refused", refusals.reset),
-            ("not aligned", refusals.not_aligned),
-            ("not finite", refusals.non_finite),
+            ("no room", skipped.no_room),
+            ("no store", skipped.no_store),
+            ("reset refused", skipped.reset),
+            ("not aligned", skipped.not_aligned),
+            ("not finite", skipped.non_finite),
             ("pages evicted for pages", evictions.for_kv.kv as u64),
             (
                 "states evicted for states",

@@ -77,14 +77,14 @@ fn assert_same_match(real: &Match, found: &Found) {
         kv_length,
         branch,
         reason,
-        generation,
+        encodings,
         ..
     } = *found;
     assert_eq!(
         (real.length, real.kv_length, real.branch, real.reason),
         (length, kv_length, branch, reason)
     );
-    assert_eq!(real.generation, generation);
+    assert_eq!(real.encodings, encodings);
 }
 
 impl Both {
@@ -266,8 +266,8 @@ impl Both {
             }
             Op::Refuse(n) => {
                 let stored = &self.stored[pick(&self.stored, n)?];
-                self.real.refuse(stored).unwrap();
-                self.naive.refuse(stored.serial);
+                self.real.invalidate(stored).unwrap();
+                self.naive.invalidate(stored.serial);
             }
             Op::Reset => {
                 self.real.reset();
@@ -466,7 +466,7 @@ impl Both {
         let Waiting { id, pending, .. } = self.pending.swap_remove(pick(&self.pending, n)?);
         assert_eq!(self.real.discard(pending).unwrap(), Skip::NonFinite);
         self.naive.drop_reserved(id);
-        self.naive.stats.refusals.non_finite += 1;
+        self.naive.stats.skipped.non_finite += 1;
         Some(())
     }
 
@@ -605,7 +605,7 @@ impl Both {
                     depth,
                     step,
                     ticket,
-                    generation,
+                    encodings,
                     replaced,
                     ..
                 } = stored.clone();
@@ -615,7 +615,7 @@ impl Both {
                         depth,
                         step,
                         ticket,
-                        generation,
+                        encodings,
                         replaced
                     }
                 );

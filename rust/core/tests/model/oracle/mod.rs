@@ -17,7 +17,7 @@ use radixstate::{Config, Freed, Namespace, Reason, Skip, Stats};
 /// A whole-page prefix in one namespace, between two resets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Prefix {
-    pub(crate) epoch: u64,
+    pub(crate) resets: u64,
     pub(crate) namespace: Namespace,
     pub(crate) tokens: Vec<u32>,
     /// Past which depths it was refused, and with which store: no prompt has such a prefix.
@@ -25,9 +25,9 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
-    fn new(epoch: u64, namespace: &Namespace, tokens: &[u32]) -> Self {
+    fn new(resets: u64, namespace: &Namespace, tokens: &[u32]) -> Self {
         Self {
-            epoch,
+            resets,
             namespace: namespace.clone(),
             tokens: tokens.to_vec(),
             refused: Vec::new(),
@@ -43,7 +43,7 @@ impl Prefix {
             .refused
             .iter()
             .filter(|(depth, _)| *depth < other.depth());
-        self.epoch == other.epoch
+        self.resets == other.resets
             && self.namespace == other.namespace
             && self.tokens.starts_with(&other.tokens)
             && refused.eq(&other.refused)
@@ -66,7 +66,7 @@ pub(crate) struct State {
     stamp: u64,
     ready: bool,
     /// How often it was encoded since it was computed.
-    generation: u32,
+    encodings: u32,
 }
 
 /// A checkpoint on its way from a step into the tree. Pins the state and its path.
@@ -103,7 +103,7 @@ impl Holdings {
 #[derive(Debug, Clone)]
 pub(crate) struct Holder {
     pub(crate) namespace: Namespace,
-    pub(crate) epoch: u64,
+    pub(crate) resets: u64,
     pub(crate) holdings: Holdings,
     pub(crate) tokens: Vec<u32>,
     pub(crate) claimed: usize,
@@ -111,7 +111,7 @@ pub(crate) struct Holder {
     loaded: bool,
     no_store: bool,
     /// Of the state it started from.
-    generation: u32,
+    encodings: u32,
 }
 
 impl Holder {
@@ -143,10 +143,10 @@ pub(crate) struct Found {
     pub(crate) kv_length: usize,
     pub(crate) branch: Option<usize>,
     pub(crate) reason: Reason,
-    pub(crate) generation: u32,
+    pub(crate) encodings: u32,
     /// The checkpoint meant: its slot and serial.
     pub(crate) state: Option<(u32, u64)>,
-    pub(crate) epoch: u64,
+    pub(crate) resets: u64,
 }
 
 /// What a commit does.
@@ -156,7 +156,7 @@ pub(crate) enum Published {
         depth: usize,
         step: Option<u64>,
         ticket: Option<u64>,
-        generation: u32,
+        encodings: u32,
         replaced: Range<usize>,
     },
     Skipped(Skip),
@@ -173,7 +173,7 @@ pub(crate) struct Naive {
     config: Config,
     page: usize,
     pub(crate) legal: usize,
-    pub(crate) epoch: u64,
+    pub(crate) resets: u64,
     clock: u64,
     pages: BTreeMap<Prefix, Page>,
     /// What each store published, and from which depth on its pages were new.
@@ -203,7 +203,7 @@ impl Naive {
             config,
             page,
             legal,
-            epoch: 0,
+            resets: 0,
             clock: 0,
             pages: BTreeMap::new(),
             stores: BTreeMap::new(),

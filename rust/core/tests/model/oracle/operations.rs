@@ -18,7 +18,7 @@ impl Naive {
         max_length: Option<usize>,
     ) -> Found {
         let limit = max_length.unwrap_or(usize::MAX).min(tokens.len() - 1);
-        let at = |depth: usize| Prefix::new(self.epoch, namespace, &tokens[..depth]);
+        let at = |depth: usize| Prefix::new(self.resets, namespace, &tokens[..depth]);
         let whole_pages = (1..=tokens.len() / self.page).map(|n| n * self.page);
         let kv_length = whole_pages
             .take_while(|&depth| self.pages.contains_key(&at(depth)))
@@ -41,16 +41,16 @@ impl Naive {
             Reason::NoState
         };
         let helps = useful > length && !self.states.contains_key(&at(useful));
-        let generation = deepest.map_or(0, |(_, state)| state.generation);
+        let encodings = deepest.map_or(0, |(_, state)| state.encodings);
         let state = deepest.map(|(_, state)| (state.slot, state.serial));
         Found {
             length,
             kv_length,
             branch: helps.then_some(useful),
             reason,
-            generation,
+            encodings,
             state,
-            epoch: self.epoch,
+            resets: self.resets,
         }
     }
 
@@ -66,16 +66,16 @@ impl Naive {
     ) -> Result<Found, Error> {
         let mut found = self.find(namespace, tokens, options.max_length);
         if options.no_read {
-            let epoch = self.epoch;
+            let resets = self.resets;
             let reason = Reason::NoPrefix;
             found = Found {
                 length: 0,
                 kv_length: 0,
                 branch: None,
                 reason,
-                generation: 0,
+                encodings: 0,
                 state: None,
-                epoch,
+                resets,
             };
         }
         let reserve = options.reserve.unwrap_or(tokens.len());
@@ -93,14 +93,14 @@ impl Naive {
         let claimed = reserve.max(found.length);
         let holder = Holder {
             namespace: namespace.clone(),
-            epoch: self.epoch,
+            resets: self.resets,
             holdings: self.read(namespace, tokens, &found),
             tokens: tokens.to_vec(),
             claimed,
             reused: found.length,
             loaded: false,
             no_store: options.no_store,
-            generation: found.generation,
+            encodings: found.encodings,
         };
         self.holders.insert(id, holder);
         if let Err(short) = self.claim(
@@ -131,7 +131,7 @@ impl Naive {
         tokens: &[u32],
         found: &Found,
     ) -> Result<(), Misuse> {
-        if found.epoch != self.epoch {
+        if found.resets != self.resets {
             return Err(Misuse::Stale("the cache was reset after the lookup"));
         }
         if found
@@ -142,14 +142,14 @@ impl Naive {
         }
         let holder = Holder {
             namespace: namespace.clone(),
-            epoch: self.epoch,
+            resets: self.resets,
             holdings: self.read(namespace, tokens, found),
             tokens: Vec::new(),
             claimed: 0,
             reused: 0,
             loaded: false,
             no_store: false,
-            generation: found.generation,
+            encodings: found.encodings,
         };
         self.holders.insert(id, holder);
         self.consume(found);
@@ -303,11 +303,11 @@ impl Naive {
     ) -> Result<(), Skip> {
         let holder = &self.holders[&owner];
         if holder.no_store {
-            self.stats.refusals.no_store += 1;
+            self.stats.skipped.no_store += 1;
             return Err(Skip::NoStore);
         }
         if tokens.is_empty() {
-            self.stats.refusals.not_aligned += 1;
+            self.stats.skipped.not_aligned += 1;
             return Err(Skip::NotAligned);
         }
         let prefix = self.current(owner, tokens)?;
@@ -318,7 +318,7 @@ impl Naive {
         self.provable(owner, &prefix)?;
         match self.shortfall(PoolKind::Checkpoint, 1) {
             Err(short) => {
-                self.stats.refusals.no_room += 1;
+                self.stats.skipped.no_room += 1;
                 return Err(Skip::NoRoom(short));
             }
             Ok(0) => {}
@@ -390,15 +390,15 @@ impl Naive {
             });
             Published::Skipped(Skip::Duplicate)
         } else {
-            let generation = self.holders[&owner].generation + 1;
+            let encodings = self.holders[&owner].encodings + 1;
             let serial = serial.expect("it was stored");
             self.stores.insert(serial, (prefix.clone(), brought));
-            let ticket = self.store(&prefix, slot, serial, generation, proven);
+            let ticket = self.store(&prefix, slot, serial, encodings, proven);
             Published::Stored {
                 depth: tokens.len(),
                 step: self.outstanding.last().copied(),
                 ticket,
-                generation,
+                encodings,
                 replaced,
             }
         };
@@ -433,8 +433,8 @@ impl Naive {
 
     /// Pins on what was found.
     fn read(&self, namespace: &Namespace, tokens: &[u32], found: &Found) -> Holdings {
-        let path =
-            (found.length > 0).then(|| Prefix::new(self.epoch, namespace, &tokens[..found.length]));
+        let path = (found.length > 0)
+            .then(|| Prefix::new(self.resets, namespace, &tokens[..found.length]));
         Holdings {
             path,
             reads: found.state.map(|(_, serial)| serial),
@@ -501,11 +501,11 @@ impl Naive {
             .holdings
             .path()
             .is_some_and(|path| !path.refused.is_empty());
-        if holder.epoch != self.epoch || refused {
-            self.stats.refusals.reset += 1;
+        if holder.resets != self.resets || refused {
+            self.stats.skipped.reset += 1;
             return Err(Skip::Reset);
         }
-        Ok(Prefix::new(self.epoch, &holder.namespace, tokens))
+        Ok(Prefix::new(self.resets, &holder.namespace, tokens))
     }
 
     /// Refuses a store that would get pages which another request is still writing.
@@ -521,7 +521,7 @@ impl Naive {
             self.stats.duplicates += 1;
             return Err(Skip::Duplicate);
         }
-        self.stats.refusals.not_ready += 1;
+        self.stats.skipped.not_ready += 1;
         Err(Skip::NotReady)
     }
 
@@ -556,7 +556,7 @@ impl Naive {
             .step_by(self.page)
             .enumerate()
         {
-            let page = Prefix::new(prefix.epoch, &prefix.namespace, &prefix.tokens[..depth]);
+            let page = Prefix::new(prefix.resets, &prefix.namespace, &prefix.tokens[..depth]);
             let id = pages.get(n).copied();
             match self.pages.entry(page) {
                 Entry::Occupied(_) => duplicates.extend(id),
@@ -578,7 +578,7 @@ impl Naive {
         prefix: &Prefix,
         slot: u32,
         serial: u64,
-        generation: u32,
+        encodings: u32,
         proven: bool,
     ) -> Option<u64> {
         let stamp = self.tick();
@@ -594,7 +594,7 @@ impl Naive {
             serial,
             stamp,
             ready: ticket.is_none(),
-            generation,
+            encodings,
         };
         self.states.insert(prefix.clone(), state);
         if let Some(ticket) = ticket {

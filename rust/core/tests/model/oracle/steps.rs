@@ -21,7 +21,7 @@ impl Naive {
         if !self.outstanding.remove(&step) {
             return Ok(());
         }
-        refused.iter().for_each(|&serial| self.refuse(serial));
+        refused.iter().for_each(|&serial| self.invalidate(serial));
         self.land();
         Ok(())
     }
@@ -35,7 +35,7 @@ impl Naive {
     pub(crate) fn complete(&mut self, ticket: u64, finite: bool) {
         if let Some(serial) = self.proofs.remove(&ticket) {
             if !finite {
-                self.refuse(serial);
+                self.invalidate(serial);
             }
             self.land();
         }
@@ -63,7 +63,7 @@ impl Naive {
 
     /// Drops a state if it is still there. The pages that its store brought are refused with it,
     /// and every state whose path they lie on.
-    pub(crate) fn refuse(&mut self, serial: u64) {
+    pub(crate) fn invalidate(&mut self, serial: u64) {
         let (prefix, brought) = self.stores[&serial].clone();
         if self.states.values().all(|state| state.serial != serial) {
             return;
@@ -82,14 +82,14 @@ impl Naive {
                 .map(|(prefix, _)| prefix.clone())
                 .collect()
         };
-        self.stats.refusals.non_finite += gone.len() as u64;
+        self.stats.skipped.non_finite += gone.len() as u64;
         gone.iter().for_each(|prefix| _ = self.drop_state(prefix));
     }
 
     /// Marks whatever is on the path of `prefix` past `depth`, or beyond it.
     fn hide(&mut self, prefix: &Prefix, depth: usize, serial: u64) {
         let first = Prefix::new(
-            prefix.epoch,
+            prefix.resets,
             &prefix.namespace,
             &prefix.tokens[..depth + self.page],
         );
@@ -125,7 +125,7 @@ impl Naive {
     }
 
     pub(crate) fn reset(&mut self) {
-        self.epoch += 1;
+        self.resets += 1;
         self.stats.resets += 1;
         let all: Vec<Prefix> = self.states.keys().cloned().collect();
         for prefix in all {
