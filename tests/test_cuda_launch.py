@@ -14,7 +14,17 @@ import pytest
 import torch
 from cuda_on_cpu import CpuDevice, Launch
 from kernel_cases import Case, Pools, cpu_codec, cuda_codec
-from radixstate import ActivePool, CheckpointPool, ConvSpec, PrefixCache, StateSpec, Transfer, cuda, transfer
+from radixstate import (
+    ActivePool,
+    CheckpointPool,
+    ConvSpec,
+    PrefixCache,
+    StateSpec,
+    Stored,
+    Transfer,
+    cuda,
+    transfer,
+)
 from radixstate.cuda import CupyDevice
 from radixstate.errors import MisuseError, SlotError, TensorError
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -489,10 +499,10 @@ def test_with_steps_verdicts_are_read_when_their_step_retires(device: CpuDevice)
     cache.check()
 
 
-def test_verdicts_nobody_asks_for_do_not_pile_up(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixstate.verdicts.MOST_UNREAD", 3)
+def test_states_nobody_asks_for_make_room_when_it_runs_out(device: CpuDevice) -> None:
     cache = new_cache()
-    for seed in range(10):
-        put(cache, tokens(seed, 16), seed)
-    assert device.waits == 7
+    for seed in range(20):
+        assert isinstance(put(cache, tokens(seed, 16), seed), Stored)
+    assert 0 < device.waits < 20
+    assert cache.usage("checkpoint").free == 0
     cache.check()

@@ -542,6 +542,9 @@ class ReferenceCache:
             return
         self.outstanding.remove(step)
         written = [state.serial for state in self.unready() if state.step == step]
+        if failed:
+            # Nobody needs to know any more whether they are finite.
+            self.proofs = {t: state for t, state in self.proofs.items() if state.serial not in written}
         for serial in (*refused, *(written if failed else ())):
             self.invalidate(serial)
         self._land()

@@ -29,6 +29,10 @@ impl Naive {
     pub(crate) fn cancel_step(&mut self, step: u64) -> Result<(), Misuse> {
         let written = self.writing.iter().filter(|it| it.step == Some(step));
         let written: Vec<u64> = written.map(|it| it.serial).collect();
+        if self.outstanding.contains(&step) {
+            // Nobody needs to know any more whether they are finite.
+            self.proofs.retain(|_, serial| !written.contains(serial));
+        }
         self.retire_step(step, &written)
     }
 
