@@ -446,7 +446,7 @@ impl Ledger {
             serial,
             step,
             ticket: proof,
-            encodings: encodings,
+            encodings,
             replaced,
             id,
             brought,
