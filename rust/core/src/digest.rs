@@ -12,7 +12,7 @@ pub(crate) struct Digest(u64);
 
 impl Digest {
     /// Mixes in a decision and its operands. Events that only count something are not decisions.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fold(&mut self, event: Event) {
         match event {
             Event::Start {

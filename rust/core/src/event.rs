@@ -131,7 +131,7 @@ pub(crate) struct Events {
 
 impl Events {
     /// Every consumer sees the event. By value and inlined, so a counter costs what `+= 1` does.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn emit(&mut self, event: Event) {
         self.digest.fold(event);
         self.stats.fold(event);

@@ -98,7 +98,7 @@ impl Ledger {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn emit(&mut self, event: Event) {
         self.prefixes.emit(event);
     }
@@ -126,8 +126,9 @@ impl Ledger {
     pub(crate) fn lease(&mut self, namespace: &Namespace, reusable: Reusable) -> Leased {
         let mut holdings = Holdings::default();
         if let Some(CheckpointId { node, .. }) = reusable.checkpoint {
-            self.prefixes.pin(node.index);
+            // The checkpoint first, so that the policy is told once.
             holdings.checkpoint = Some(self.prefixes.pin_checkpoint(node.index));
+            self.prefixes.pin(node.index);
             holdings.node = Some(node.index);
         }
         Leased {
@@ -336,12 +337,13 @@ impl Ledger {
             active,
             state,
         } = holdings;
-        // The checkpoint's pin first: it relies on the node's.
-        if let Some(pin) = checkpoint {
-            self.prefixes.unpin_checkpoint(pin);
-        }
+        // The node first, so that the policy is told once. A node stays for its checkpoint, and a
+        // withdrawn checkpoint needs none.
         if let Some(node) = node {
             self.prefixes.unpin(node);
+        }
+        if let Some(pin) = checkpoint {
+            self.prefixes.unpin_checkpoint(pin);
         }
         self.prefixes.kv_mut().release(pages);
         self.active.release(active);

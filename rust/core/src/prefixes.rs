@@ -74,6 +74,8 @@ pub(crate) struct Prefixes {
     kv: Pool<KvPage>,
     checkpoints: Pool<CachedState>,
     policy: Box<dyn Policy>,
+    /// Whether the policy reads anchors.
+    anchors: bool,
     /// Counts stores and hits.
     clock: u64,
     /// Checkpoints that left their node while pinned; freed with their last pin.
@@ -93,6 +95,7 @@ impl Prefixes {
             tree: Tree::new(grid),
             kv: Pool::new(kv),
             checkpoints: Pool::new(checkpoints),
+            anchors: policy.wants_anchors(),
             policy,
             clock: 0,
             withdrawn: BTreeMap::new(),
@@ -136,7 +139,7 @@ impl Prefixes {
         &self.events
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn emit(&mut self, event: Event) {
         self.events.emit(event);
     }
@@ -527,27 +530,28 @@ impl Prefixes {
         } else {
             Listed::State
         };
-        self.list(index, wanted);
+        if checkpoint.listed != wanted {
+            self.list(index, wanted);
+        }
     }
 
     fn list(&mut self, index: NodeIdx, wanted: Listed) {
         let before = self.checkpoint_mut(index).listed;
-        if before == wanted {
+        if wanted == Listed::No {
+            if before != Listed::No {
+                // As it was last told.
+                let candidate = self.candidate(index);
+                self.checkpoint_mut(index).listed = wanted;
+                self.policy.remove(&candidate);
+            }
             return;
         }
-        if wanted == Listed::No {
-            // As it was last told.
-            let candidate = self.candidate(index);
-            self.policy.remove(&candidate);
-        }
         self.checkpoint_mut(index).listed = wanted;
-        if wanted != Listed::No {
-            let candidate = self.candidate(index);
-            if before == Listed::No {
-                self.policy.insert(&candidate);
-            } else {
-                self.policy.update(&candidate);
-            }
+        let candidate = self.candidate(index);
+        if before == Listed::No {
+            self.policy.insert(&candidate);
+        } else {
+            self.policy.update(&candidate);
         }
     }
 
@@ -558,23 +562,19 @@ impl Prefixes {
         let checkpoint = checkpoint.expect("a candidate is a checkpoint");
         let leaf = checkpoint.listed == Listed::Leaf;
         let pages = if leaf { node.pages.len() as u64 } else { 0 };
-        let page_bytes = self.kv.config().unit_bytes;
-        let state_bytes = self.checkpoints.config().unit_bytes;
         Candidate {
             id: CandidateId(index),
             depth: node.end,
-            anchor: self.anchor(index),
+            anchor: if self.anchors { self.anchor(index) } else { 0 },
             used: checkpoint.used,
             leaf,
-            bytes: state_bytes.saturating_add(pages.saturating_mul(page_bytes)),
+            // A whole pool of either is checked to be less than 2^64 bytes.
+            bytes: self.checkpoints.config().unit_bytes + pages * self.kv.config().unit_bytes,
         }
     }
 
-    /// Depth of the nearest checkpoint above a node, if the policy wants to know.
+    /// Depth of the nearest checkpoint above a node, 0 if there is none.
     fn anchor(&self, index: NodeIdx) -> usize {
-        if !self.policy.wants_anchors() {
-            return 0;
-        }
         let mut above = self.tree.path(index).skip(1);
         let anchor = above.find(|&at| self.tree.node(at).checkpoint.is_some());
         anchor.map_or(0, |at| self.tree.node(at).end)
@@ -583,7 +583,7 @@ impl Prefixes {
     /// Tells the policy the new anchors of the nearest checkpoints below a node, after that node
     /// has got or lost its own.
     fn push_anchors(&mut self, index: NodeIdx) {
-        if !self.policy.wants_anchors() {
+        if !self.anchors {
             return;
         }
         let mut next: Vec<NodeIdx> = self.tree.children(index).collect();

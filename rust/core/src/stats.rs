@@ -91,7 +91,7 @@ pub struct Stats {
 
 impl Stats {
     /// Counts what an event counts for.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fold(&mut self, event: Event) {
         match event {
             Event::Lookup => self.lookups += 1,
