@@ -400,7 +400,15 @@ impl Cache {
     }
 
     /// Takes back what dropped handles held. Every operation does this first.
+    #[inline]
     pub(crate) fn collect_dropped(&mut self) {
+        if self.inbox.any() {
+            self.collect();
+        }
+    }
+
+    #[cold]
+    fn collect(&mut self) {
         for Dropped { serial, kind, key } in self.inbox.drain() {
             let holdings = match kind {
                 Kind::Step => {

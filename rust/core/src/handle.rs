@@ -54,6 +54,11 @@ impl Inbox {
         self.any.store(true, Ordering::Release);
     }
 
+    /// Whether anything was dropped. A load, where `drain` takes the cache line from other threads.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     /// What was dropped, in the order in which the handles were made.
     pub(crate) fn drain(&self) -> Vec<Dropped> {
         if !self.any.swap(false, Ordering::Acquire) {

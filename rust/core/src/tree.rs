@@ -68,7 +68,8 @@ impl Tree {
     }
 
     pub(crate) fn node(&self, index: NodeIdx) -> &Node {
-        self.node_at(index).expect("a tree link leads to a node")
+        let node = &self.entries[index.place()].node;
+        node.as_ref().expect("a tree link leads to a node")
     }
 
     pub(crate) fn node_mut(&mut self, index: NodeIdx) -> &mut Node {
