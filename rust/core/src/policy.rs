@@ -56,7 +56,8 @@ pub trait Policy: Send {
     /// A checkpoint can be evicted from now on.
     fn insert(&mut self, candidate: &Candidate);
 
-    /// An inserted candidate has become a leaf or ceased to be one, or its anchor has moved.
+    /// An inserted candidate has become a leaf or ceased to be one, its anchor has moved, or it would
+    /// free other pages. Nothing may have changed, where pages have no size.
     fn update(&mut self, candidate: &Candidate);
 
     /// An inserted candidate is pinned or gone. `candidate` is as it was last told.

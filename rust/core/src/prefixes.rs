@@ -325,7 +325,7 @@ impl Prefixes {
             let top = self.tree.climb(id.index, brought + 1);
             if self.tree.node(top).start() < brought {
                 // Pages that came before were joined with these.
-                self.tree.split(top, brought);
+                self.split(top, brought);
             }
             suspects = self.tree.detach(top);
         }
@@ -355,7 +355,7 @@ impl Prefixes {
         if self.tree.node(index).end == depth {
             index
         } else {
-            self.tree.split(index, depth)
+            self.split(index, depth)
         }
     }
 
@@ -389,7 +389,7 @@ impl Prefixes {
     pub(crate) fn descend(&mut self, from: NodeIdx, tokens: &[u32]) -> NodeIdx {
         let reach = self.tree.walk(from, tokens, |_, _| ());
         match reach.inside {
-            Some(inside) => self.tree.split(inside, reach.matched),
+            Some(inside) => self.split(inside, reach.matched),
             None => reach.node,
         }
     }
@@ -510,11 +510,28 @@ impl Prefixes {
         if seeded(Fault::SplitForGood) {
             return false;
         }
-        match self.tree.needless(upper) {
-            Some(lower) => self.tree.join(upper, lower),
-            None => return false,
-        }
+        let Some(lower) = self.tree.needless(upper) else {
+            return false;
+        };
+        self.tree.join(upper, lower);
+        self.resized(lower);
         true
+    }
+
+    /// Cuts the run of `lower` at `depth`, and returns the node of the upper part.
+    fn split(&mut self, lower: NodeIdx, depth: usize) -> NodeIdx {
+        let upper = self.tree.split(lower, depth);
+        self.resized(lower);
+        upper
+    }
+
+    /// Tells the policy that a leaf frees other pages than before.
+    fn resized(&mut self, index: NodeIdx) {
+        let checkpoint = self.tree.node(index).checkpoint.as_ref();
+        if checkpoint.is_some_and(|it| it.listed == Listed::Leaf) {
+            let candidate = self.candidate(index);
+            self.policy.update(&candidate);
+        }
     }
 
     /// Tells the policy what a node's pins, children and state now say. Decided only here.

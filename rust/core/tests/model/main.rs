@@ -4,6 +4,7 @@
 mod corpus;
 mod differential;
 mod oracle;
+mod promises;
 mod proptests;
 mod recorded;
 mod replay;

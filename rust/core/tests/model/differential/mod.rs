@@ -5,6 +5,7 @@ mod misuses;
 
 use std::collections::BTreeSet;
 
+use radixstate::policy::{Lru, Policy};
 use radixstate::{
     Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Outcome, Pending, PoolKind,
     Published, Reservation, Sequence, Skip, StartOptions, Started, Stats, Step, Stored, Usage,
@@ -89,6 +90,11 @@ fn assert_same_match(real: &Match, found: &Found) {
 
 impl Both {
     pub(crate) fn new(config: Config) -> Self {
+        Self::with_policy(config, Box::new(Lru::default()))
+    }
+
+    /// With a policy that evicts as the naive cache does: the least recently used first.
+    pub(crate) fn with_policy(config: Config, policy: Box<dyn Policy>) -> Self {
         let engine_free = if config.kv.external {
             (1..=config.kv.capacity).collect()
         } else {
@@ -96,7 +102,8 @@ impl Both {
         };
         Self {
             config,
-            real: Cache::new(config).expect("the strategy makes usable configurations"),
+            real: Cache::with_policy(config, policy)
+                .expect("the strategy makes usable configurations"),
             naive: Naive::new(config),
             sequences: Vec::new(),
             leases: Vec::new(),

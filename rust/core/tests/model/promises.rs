@@ -1,0 +1,73 @@
+//! What the cache promises a policy, held against every call: each candidate is inserted once,
+//! removed as it was last told, and described as it is, its anchor included.
+
+use std::collections::BTreeMap;
+
+use arbitrary::Unstructured;
+use radixstate::policy::{Candidate, CandidateId, Lru, Policy, Scope};
+use radixstate_replay::decode;
+
+use crate::differential::Both;
+use crate::soak::draw;
+
+/// Evicts as `Lru` does, and remembers each candidate as it was told.
+#[derive(Default)]
+struct Witness {
+    lru: Lru,
+    told: BTreeMap<CandidateId, Candidate>,
+}
+
+impl Policy for Witness {
+    fn insert(&mut self, candidate: &Candidate) {
+        let before = self.told.insert(candidate.id, *candidate);
+        assert_eq!(before, None, "inserted once");
+        self.lru.insert(candidate);
+    }
+
+    fn update(&mut self, candidate: &Candidate) {
+        let before = self.told.insert(candidate.id, *candidate);
+        assert!(before.is_some(), "what is updated is inserted");
+        self.lru.update(candidate);
+    }
+
+    fn remove(&mut self, candidate: &Candidate) {
+        let told = self.told.remove(&candidate.id);
+        assert_eq!(told, Some(*candidate), "removed as it was last told");
+        self.lru.remove(candidate);
+    }
+
+    fn hit(&mut self, candidate: &Candidate) {
+        let told = self.told.get(&candidate.id);
+        assert_eq!(told, None, "its reader has pinned it");
+    }
+
+    fn victim(&mut self, scope: Scope) -> Option<CandidateId> {
+        self.lru.victim(scope)
+    }
+
+    fn holds(&self, candidate: &Candidate) -> bool {
+        self.told.get(&candidate.id) == Some(candidate) && self.lru.holds(candidate)
+    }
+
+    fn count(&self) -> usize {
+        self.told.len()
+    }
+
+    fn wants_anchors(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_policy_is_told_the_truth_and_nothing_twice() {
+    for seed in 2_000..2_060 {
+        let config = decode::config(&mut Unstructured::new(&draw(seed, 0))).expect("any bytes do");
+        let mut both = Both::with_policy(config, Box::new(Witness::default()));
+        for step in 1..=300 {
+            let op = decode::operation(&mut Unstructured::new(&draw(seed, step)));
+            both.apply(&op.expect("any bytes do"));
+            both.verify();
+        }
+        both.wind_down(seed.is_multiple_of(2));
+    }
+}
