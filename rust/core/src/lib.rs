@@ -124,3 +124,8 @@ pub use stats::{Bytes, Evictions, Misses, Skips, Stats};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// So is the policy in its documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/add-a-policy.md")]
+struct AddAPolicy;

@@ -1,0 +1,65 @@
+"""The pages of `docs` run as they stand, and name no file that is not there. (`cargo test --doc` runs those in Rust.)"""
+
+from __future__ import annotations
+
+import doctest
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ENGINE = ROOT / "docs" / "add-an-engine.md"
+LIFE = ROOT / "docs" / "life-of-a-request.md"
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("kernels/*.md"), *ROOT.glob("rust/**/*.md")]
+TO_BE_WRITTEN = {"rust/codec/src/format/int4.rs", "kernels/int4.cu"}
+"""Files that `docs/add-a-format.md` tells its reader to write."""
+
+
+def examples(text: str) -> doctest.DocTest:
+    """The prompts and pictures of a page. Its fences become empty lines, which end what is expected."""
+    bare = re.sub(r"^```.*$", "", text, flags=re.MULTILINE)
+    return doctest.DocTestParser().get_doctest(bare, {}, LIFE.name, str(LIFE), 0)
+
+
+def failures(text: str) -> str:
+    """What a page says that is not so."""
+    report = io.StringIO()
+    doctest.DocTestRunner(verbose=False).run(examples(text), out=report.write)
+    return report.getvalue()
+
+
+def test_the_life_of_a_request_is_what_the_page_says() -> None:
+    assert len(examples(LIFE.read_text()).examples) > 50
+    assert failures(LIFE.read_text()) == ""
+
+
+def test_a_picture_that_has_gone_stale_is_found() -> None:
+    """Guards the test above: fences that swallowed the pictures would let it pass."""
+    stale = LIFE.read_text().replace("├─ 0..12  state in slot 4", "├─ 0..12  state in slot 3")
+    assert failures(stale).count("Failed example") == 1
+
+
+def test_both_loops_of_an_engine_run_and_assert_what_they_reuse() -> None:
+    loops = re.findall(r"```python\n(.*?)```", ENGINE.read_text(), re.DOTALL)
+    assert len(loops) == 2
+    for loop in loops:
+        assert "assert " in loop
+        exec(loop, {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    links = [page.parent / link for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", text)]
+    named = re.findall(r"`([\w.-]+/[\w./-]+\.(?:rs|py|pyi|md|cu|cuh|toml))`", text)
+    gone = [path for path in links if not path.exists()]
+    gone += [ROOT / path for path in named if path not in TO_BE_WRITTEN and not found(page, path)]
+    assert gone == []
+
+
+def found(page: Path, path: str) -> bool:
+    """A page may name a file from the root of the repository, from its own folder or from its crate."""
+    places = [ROOT, page.parent, ROOT / "rust/core/src", ROOT / "rust/core/tests", ROOT / "python/radixstate"]
+    return any((place / path).exists() for place in places)
