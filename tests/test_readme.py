@@ -21,3 +21,9 @@ def test_a_block_runs_and_prints_what_the_readme_says(code: str, output: str) ->
     with contextlib.redirect_stdout(printed):
         exec(code, {})
     assert printed.getvalue() == output
+
+
+def test_the_first_example_stores_and_hits() -> None:
+    _, output = BLOCKS[0]
+    assert re.search(r"Stored\(depth=256\b", output)
+    assert "reused 256 of 300" in output
