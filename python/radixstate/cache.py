@@ -1,7 +1,7 @@
 """What a scheduler calls: the cache with its tensors.
 
-The native core decides which slot, the pools hold the tensors, a codec fills them: all this module does is
-to bring the three together.
+The native core decides which slot. The pools hold the tensors. A codec fills them. This module brings the
+three together.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class PrefixCache(Owner):
             raise
 
     def _with_room(self, call: Callable[[], T]) -> T:
-        """Makes a call that takes slots. States that only wait for their proof make room once that is read."""
+        """Makes a call that takes slots. If there are too few, reads the proofs that are out, and calls again."""
         try:
             return call()
         except OutOfSlotsError:
@@ -289,7 +289,7 @@ class PrefixCache(Owner):
     def _reserve(
         self, reserve: Callable[[], PendingHandle | _native.Skipped]
     ) -> PendingHandle | _native.Skipped:
-        """Reserves a slot; states that only wait for their proof make room once that is read."""
+        """Reserves a slot. If there is none, reads the proofs that are out, which may free some, and asks again."""
         pending = reserve()
         if isinstance(pending, _native.Skipped) and pending.reason == "no_room" and self._proofs:
             self._proofs.report(None)
@@ -339,7 +339,7 @@ class PrefixCache(Owner):
         return self._native.evict(pool, n)
 
     def take_freed(self, pool: PoolName) -> list[int]:
-        """Units of an engine's pool that the cache has given up since the last call."""
+        """KV pages of an external pool that the cache has given up since the last call, each once."""
         return self._native.take_freed(pool)
 
     def reset(self) -> None:
@@ -349,14 +349,14 @@ class PrefixCache(Owner):
     def begin_step(self) -> Step:
         """Declares work in flight: what is given back from now on waits for its end. See `step`.
 
-        Keep the step, which counts as its number, until it is retired: dropping it earlier cancels it.
+        Keep the handle until the step is retired: dropping it earlier cancels the step.
         """
         return self._native.begin_step()
 
     def retire_step(self, step: Step | int, invalid: Iterable[Stored] = (), *, failed: bool = False) -> None:
         """A step has ended, in any order; repeating it changes nothing.
 
-        It has ended also when `invalid` or the wait for a device raises: then every state stored in it is
+        If `invalid` or the wait for a device raises, the step has ended as well: every state stored in it is
         withdrawn, and the error goes on.
 
         Args:
@@ -366,7 +366,7 @@ class PrefixCache(Owner):
 
         Raises:
             UnknownStepError: no such step was begun.
-            WrongCacheError: another cache stored a invalid state; the step goes on.
+            WrongCacheError: another cache stored one of `invalid`; the step goes on.
         """
         number = index(step)
         if failed:
@@ -387,8 +387,8 @@ class PrefixCache(Owner):
     def invalidate(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.
 
-        The pages that the tree got with it are as suspect: no lookup finds them any more, nor any state whose
-        path they lie on. Sequences that share them keep them to their end, and store nothing further.
+        The pages that the tree got with it are as suspect: lookups no longer find them, or any state whose path
+        they lie on. Sequences that share them keep them to their end and store nothing further.
 
         Raises:
             WrongCacheError: another cache stored it.

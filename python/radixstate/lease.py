@@ -59,7 +59,7 @@ class Lease(Owner):
         self._cache._native.lease_loaded(self._handle)
 
     def load(self, slot: int) -> None:
-        """Makes an engine's active slot hold the matched state, or none; ends the pin on that state.
+        """Makes an engine's active slot hold the matched state, or the empty one; ends the pin on that state.
 
         Raises:
             SlotError: `slot` is no active slot.

@@ -17,8 +17,8 @@ class Skipped:
         reason: `duplicate`: there is one already; `no_room`: no slot is free or evictable; `not_aligned`: the
             state is not one of a legal depth; `not_ready`: another request is still writing pages of this prefix,
             so the same call may succeed once its step has retired; `no_store`: the request asked so; `reset`: the
-            request is older than the last reset, or the prefix it shares was refused; `non_finite`: the state held
-            an infinity or a NaN.
+            request is older than the last reset, or the prefix it shares turned out invalid; `non_finite`: the
+            state held an infinity or a NaN.
         wanted: with `no_room`, checkpoint slots wanted.
         free: with `no_room`, checkpoint slots free.
         evictable: with `no_room`, checkpoint slots that could be evicted.

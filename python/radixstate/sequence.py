@@ -128,15 +128,15 @@ class Sequence(Owner):
         """Gives back the pages past the known tokens, as after a rejected draft.
 
         The running state is not taken back: if it has consumed tokens that were rejected, load or compute it
-        again before the next checkpoint. The cache cannot tell, and would store it for tokens it is not of.
+        again before the next checkpoint. The cache cannot tell, and would store it for the wrong tokens.
         """
         self._cache._native.shrink(self._handle)
 
     def take_slot(self) -> int:
         """One more active slot, for a kernel that writes a state on the way.
 
-        It holds NaN until then, and again after each checkpoint from it, whatever became of that: a state
-        which nobody wrote is not cached for one that somebody did.
+        It is filled with NaN, and again after each checkpoint from it, so that a checkpoint taken before a kernel
+        wrote the slot is refused as not finite.
 
         Raises:
             OutOfSlotsError: none is free.
@@ -150,7 +150,7 @@ class Sequence(Owner):
 
         Args:
             depth: tokens the state was computed from; by default all known ones. If their number is not legal
-                that is skipped as `not_aligned`, for the slot does not hold the state of a legal depth.
+                that is skipped as `not_aligned`: the slot does not hold the state of a legal depth.
             source: one of the sequence's slots; by default `slot`. A slot from `take_slot` gives its state once.
 
         Raises:

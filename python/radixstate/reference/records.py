@@ -69,7 +69,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Skipped:
-    """No state was published; that is no error, for caching is optional work."""
+    """No state was published. That is no error: caching is optional work."""
 
     reason: Literal["duplicate", "no_room", "not_aligned", "not_ready", "no_store", "reset"]
     wanted: int | None = None  # slots, with `no_room`, and so the two below

@@ -40,7 +40,7 @@ class Heads(Protocol):
 
 
 def int8(spec: Heads) -> Tensors:
-    """One byte per element, and one scale per k-channel: of float32 for float16, in which small ones vanish."""
+    """One byte per element and one scale per k-channel. In float16 small scales would vanish: those are float32."""
     return {
         "state": TensorSpec((spec.heads, *spec.matrix), "int8"),
         "scale": TensorSpec((spec.heads, spec.d_k), "bfloat16" if spec.dtype == "bfloat16" else "float32"),

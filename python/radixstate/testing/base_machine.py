@@ -297,7 +297,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.served) > 2)
     @rule()
     def reset(self) -> None:
-        """Not often, for it leaves little to do."""
+        """Seldom, because it leaves little to do."""
         self.cache.reset()
         self.served.clear()
 

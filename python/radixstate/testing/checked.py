@@ -502,7 +502,7 @@ def _readable(tokens: Tokens) -> Tokens:
 
 
 def _model_slot(seq: object, slot: int) -> int:
-    """The reference's slot for one of a sequence's; 0, nobody's, for any other."""
+    """The reference's slot for one of a sequence's. Any other gives 0, which is nobody's."""
     if not isinstance(seq, CheckedSequence) or slot not in seq._owner.slots:
         return 0
     return seq._owner.running.slots[seq._owner.slots.index(slot)]

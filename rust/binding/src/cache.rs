@@ -258,8 +258,9 @@ impl Cache {
             .collect()
     }
 
-    /// The load or clear of the sequence's slot is enqueued: the checkpoint it came from may be
-    /// evicted again, and the slot may be the source of checkpoints. Once for each sequence.
+    /// Reports that the load or clear of the sequence's slot is enqueued: the checkpoint it came
+    /// from may be evicted again, and the slot may be the source of checkpoints. Once for each
+    /// sequence.
     fn loaded(&self, sequence: &SequenceHandle) -> Result<()> {
         sequence
             .0
@@ -500,8 +501,8 @@ impl Cache {
         out.write(py, &self.lease_pages(lease)?)
     }
 
-    /// The load from the leased checkpoint is enqueued: it may be evicted again. Repeating it
-    /// changes nothing.
+    /// Reports that the load from the leased checkpoint is enqueued: it may be evicted again.
+    /// Repeating it changes nothing.
     fn lease_loaded(&self, lease: &LeaseHandle) -> Result<()> {
         lease
             .0
@@ -591,8 +592,8 @@ impl Cache {
     }
 
     /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `invalid`
-    /// are the checkpoints whose writer found a value that is not finite: they were never
-    /// matchable, and are withdrawn as `invalidate` does.
+    /// are the checkpoints whose writer found a value that is not finite. No lookup has found them
+    /// yet, and they are withdrawn as by `invalidate`.
     ///
     /// Raises UnknownStepError.
     #[pyo3(signature = (step, invalid=Each(Vec::new())), text_signature = "($self, step, invalid=())")]
@@ -615,8 +616,9 @@ impl Cache {
         self.call(|core| core.cancel_step(step))
     }
 
-    /// It is known now whether the state is finite that `Stored.ticket` is for. Until then the
-    /// checkpoint can't be hit, and nothing that was stored after it. Repeating it changes nothing.
+    /// Reports whether a stored state is finite; `Stored.ticket` names it. Before that, neither
+    /// this checkpoint can be hit nor any that was stored after it. Repeating the call changes
+    /// nothing.
     ///
     /// Raises UnknownStepError.
     fn complete(&self, ticket: Number<u64>, finite: bool) -> Result<()> {

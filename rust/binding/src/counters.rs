@@ -105,7 +105,7 @@ record! {
         no_state: u64,
         /// What matched is shorter than the first legal depth.
         unaligned: u64,
-        /// The state was still being written.
+        /// The state was still being written, or not yet known to be finite.
         not_ready: u64,
     }
 }
@@ -117,13 +117,14 @@ record! {
         no_room: u64,
         /// The request asked not to store.
         no_store: u64,
-        /// The sequence is older than the last reset, or the prefix that it leases was refused.
+        /// The sequence is older than the last reset, or the prefix that it leases turned out invalid.
         reset: u64,
         /// Nothing to cache at depth 0.
         not_aligned: u64,
         /// Pages on its path were still being written by another request.
         not_ready: u64,
-        /// The writer found a value that is not finite, or the checkpoint stood on pages that came with such a one.
+        /// The state held a value that is not finite, or the checkpoint stood on pages that came with
+        /// such a state.
         non_finite: u64,
     }
 }
@@ -155,7 +156,7 @@ record! {
 }
 
 record! {
-    /// All counters of a cache. They only grow, but for `bytes`.
+    /// All counters of a cache. All of them only grow, except `bytes`.
     Stats {
         /// Calls of `lookup`; hits and misses are counted where a match is used.
         lookups: u64,

@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 
 use crate::errors::{Class, Failure, Result};
 
-/// An integer argument: what has no `__index__` is no such thing, what does not fit `T` is refused
-/// with its name.
+/// An integer argument: anything with `__index__`. A value that does not fit `T` is refused with
+/// the argument's name.
 pub(crate) struct Number<T>(std::result::Result<T, String>);
 
 /// An unsigned integer of some width.

@@ -43,7 +43,7 @@ impl Namespace {
         self.0.tenant()
     }
 
-    /// Generation of the model's weights.
+    /// Version of the model's weights.
     #[getter]
     fn weights(&self) -> u64 {
         self.0.weights()

@@ -7,7 +7,7 @@ use radixstate::{Begin, Commit, OutOfSlots, Reason, Reservation, Skip};
 use crate::errors::{Failure, Result};
 use crate::handles::{PendingHandle, SequenceHandle};
 
-/// What of a prompt can be reused. A hint: the cache checks it again when it is used.
+/// How much of a prompt can be reused. A hint: the cache checks it again when it is used.
 #[pyclass(frozen, eq, module = "radixstate._native", skip_from_py_object)]
 #[derive(Clone, PartialEq)]
 pub(crate) struct Match(pub(crate) radixstate::Match);

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use crate::element::Element;
 use crate::lanes::Simd;
 
-/// A way to divide. It rounds to the integer that the true quotient rounds to, where that is at most
-/// 127 in magnitude.
+/// A way to divide. It rounds to the integer that the true quotient rounds to, where that is at
+/// most 127 in magnitude.
 pub(crate) trait Quotient {
     /// From this largest value of a channel on it may not.
     const TOO_LARGE: f32;
@@ -73,8 +73,8 @@ impl Quotient for Refined {
 ///
 /// The error before rounding is up to 2^-22 of the last place. That could flip ties of fp32 values;
 /// no 16-bit value lies so close to a tie. The tests go over every element and every amax, one
-/// binade of each kind. Scales are small enough for both terms to be normal numbers, so that it does
-/// not matter whether the process flushes others to zero.
+/// binade of each kind. Scales are small enough for both terms to be normal numbers, so that it
+/// does not matter whether the process flushes others to zero.
 struct TwoTerms;
 
 impl Quotient for TwoTerms {

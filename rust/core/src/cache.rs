@@ -117,12 +117,12 @@ pub struct Cache {
     pub(crate) inbox: Arc<Inbox>,
 }
 
-/// A stored state of which it is not known yet whether it is finite.
+/// A stored state that is not yet known to be finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unproven {
-    /// To be completed.
+    /// The ticket to [complete](Cache::complete).
     pub ticket: u64,
-    /// Its checkpoint slot, which is nobody else's before that.
+    /// Its checkpoint slot. Nobody else gets it before the ticket is completed.
     pub slot: u32,
     /// The step that writes it.
     pub step: Option<u64>,
@@ -133,7 +133,7 @@ pub struct Unproven {
 pub enum Outcome {
     /// As planned: what it wrote can be used.
     Done,
-    /// What it was to write may not be there, or is not finite: it is never used.
+    /// It did not run to its end, or wrote a value that is not finite. What it wrote is never used.
     Failed,
 }
 
@@ -200,8 +200,8 @@ impl Cache {
     }
 
     /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools.
-    /// What it frees is usable when it returns. The tree owns no active slot, so of that pool it
-    /// frees none.
+    /// What it frees is usable when it returns. The tree owns no active slot, so it frees none of
+    /// those.
     pub fn evict(&mut self, pool: PoolKind, n: usize) -> Freed {
         self.collect_dropped();
         let freed = match pool {
@@ -216,7 +216,7 @@ impl Cache {
     }
 
     /// Pages of an external KV pool that the cache has given up since the last call, each exactly
-    /// once. Empty for the other pools: of those nothing is ever adopted.
+    /// once. Empty for the other pools, of which nothing is ever adopted.
     pub fn take_freed(&mut self, pool: PoolKind) -> Vec<u32> {
         self.collect_dropped();
         let freed = match pool {
@@ -229,7 +229,7 @@ impl Cache {
     }
 
     /// Declares a step: work that may touch what running sequences hold, until
-    /// [`Cache::retire_step`].
+    /// [`Cache::retire_step`]. Dropping the handle earlier cancels the step.
     pub fn begin_step(&mut self) -> Step {
         self.collect_dropped();
         let step = self.ledger.flight.begin_step();
@@ -241,7 +241,7 @@ impl Cache {
 
     /// A step has ended as planned. Steps may retire in any order; a repeated one changes nothing,
     /// its `invalid` included. `invalid` are the checkpoints whose writer found a value that is not
-    /// finite: they were never matchable, and are withdrawn as [`Cache::invalidate`] does.
+    /// finite. No lookup has found them yet, and they are withdrawn as by [`Cache::invalidate`].
     ///
     /// # Errors
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
@@ -289,8 +289,9 @@ impl Cache {
         Ok(())
     }
 
-    /// It is known now whether the state is finite that [`Stored::ticket`] is for. Until then the
-    /// checkpoint can't be hit, and nothing that was stored after it. Repeating it changes nothing.
+    /// Reports whether a stored state is finite; [`Stored::ticket`] names it. Before that, neither
+    /// this checkpoint can be hit nor any that was stored after it. Repeating the call changes
+    /// nothing.
     ///
     /// # Errors
     /// [`Misuse::UnknownStep`].
@@ -325,12 +326,13 @@ impl Cache {
     }
 
     /// Withdraws a checkpoint whose content turned out not to be finite. The pages that the tree
-    /// got with it are as suspect: no lookup finds them any more, nor any checkpoint whose path
-    /// they lie on. Sequences that share them keep them to their end, and publish nothing further.
+    /// got with it are as suspect: lookups no longer find them, or any checkpoint whose path they
+    /// lie on. Sequences that share them keep them to their end and publish nothing further.
     ///
     /// Repeating it changes nothing. It is too late once the checkpoint has been evicted: pages
-    /// that came with it and serve other checkpoints then stay. A checkpoint is not evicted before
-    /// its step has retired, so `retire_step` is never too late, nor is [`Cache::complete`].
+    /// that came with it and serve other checkpoints then stay. [`Cache::retire_step`] and
+    /// [`Cache::complete`] are never too late, because a checkpoint is not evicted before its step
+    /// has retired and its ticket is completed.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].
@@ -375,9 +377,10 @@ impl Cache {
     /// equal after the same calls, different, but for one chance in 2^64, once they have
     /// diverged. It costs a few nanoseconds a call.
     ///
-    /// It covers what each call took, reused, stored, refused, evicted, ended or lacked. Of tokens
-    /// it sees how many there are and which is the last; of namespaces, what was found there.
-    /// What only reads (`lookup`, `stats`, `check`) and what was misuse decides nothing.
+    /// It covers what each call took, reused, stored, refused, evicted, ended or lacked. Of a
+    /// prompt's tokens it sees their number and the last one; of a namespace, only what was found
+    /// there. Calls that only read (`lookup`, `stats`, `check`) decide nothing, and neither does
+    /// misuse.
     ///
     /// A handle that was dropped counts from the cache's next call of any kind on. A garbage
     /// collector runs at other moments on other ranks: there, end requests by

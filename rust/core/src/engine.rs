@@ -94,8 +94,8 @@ impl Cache {
         }))
     }
 
-    /// The load from the leased checkpoint is enqueued: the checkpoint may be evicted again.
-    /// Repeating it changes nothing.
+    /// Reports that the load from the leased checkpoint is enqueued: the checkpoint may be evicted
+    /// again. Repeating it changes nothing.
     ///
     /// # Errors
     /// [`Misuse::WrongCache`].

@@ -116,13 +116,13 @@ pub(crate) enum Event {
     Invalidate {
         serial: u64,
     },
-    /// So many states went because of an invalid one.
+    /// This many states were withdrawn because of an invalid one.
     Invalid {
         states: u64,
     },
 }
 
-/// What is kept of the events.
+/// The consumers of events.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     pub(crate) digest: Digest,
@@ -130,7 +130,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Every consumer sees the event. By value and inlined, so a counter costs what `+= 1` does.
+    /// Shows the event to every consumer. It goes by value and is inlined, so a counter costs what
+    /// `+= 1` does.
     #[inline(always)]
     pub(crate) fn emit(&mut self, event: Event) {
         self.digest.fold(event);

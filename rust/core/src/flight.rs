@@ -1,5 +1,5 @@
-//! Everything that is not yet: steps in flight, proofs that are awaited, what is written under
-//! them, and what waits for them. One line of tickets orders it all.
+//! What is not yet: steps in flight, proofs that are awaited, checkpoints written under them, and
+//! what waits for them. One line of tickets orders it all.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -85,8 +85,8 @@ impl<T> Flight<T> {
         })
     }
 
-    /// Checkpoints whose ticket is closed, with all tickets before it: those may be of the pages
-    /// that they stand on.
+    /// Checkpoints whose ticket is closed, and every ticket before it: they may stand on pages that
+    /// an earlier ticket writes.
     pub(crate) fn next_written(&mut self) -> Option<Vec<Write>> {
         let open = [self.steps.first(), self.proofs.first()];
         let oldest_open = open.into_iter().flatten().min().copied();

@@ -1,9 +1,8 @@
 //! What callers hold: small tokens for records that live in the cache.
 //!
 //! A record stays in the cache, so `check()` sees every slot, whoever holds the handle. Dropping a
-//! handle, on any thread, only notes that; the cache gives everything back at its next call, in the
-//! order in which the handles were made, so that ranks whose collectors run at different moments
-//! still agree.
+//! handle, on any thread, only leaves a note. The cache gives everything back at its next call, in
+//! the order in which the handles were made.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,7 +45,7 @@ impl Inbox {
     }
 
     fn push(&self, dropped: Dropped) {
-        // A poisoned queue is still a queue: nothing in here panics halfway.
+        // A poisoned queue is still whole: nothing that holds the lock panics halfway.
         self.dropped
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -121,7 +120,8 @@ impl Drop for Handle {
 ///
 /// ```compile_fail
 /// use radixstate::{Cache, Config, Namespace, PoolConfig};
-/// let mut cache = Cache::new(Config::linear(64, PoolConfig::internal(1), PoolConfig::internal(2))).unwrap();
+/// let pools = [1, 2].map(PoolConfig::internal);
+/// let mut cache = Cache::new(Config::linear(64, pools[0], pools[1])).unwrap();
 /// let matched = cache.lookup(&Namespace::default(), &[1, 2, 3], None).unwrap();
 /// let lease = cache.lease(&matched).unwrap();
 /// let other = lease.clone(); // not Clone
@@ -131,7 +131,8 @@ impl Drop for Handle {
 ///
 /// ```
 /// use radixstate::{Cache, Config, Namespace, PoolConfig};
-/// let mut cache = Cache::new(Config::linear(64, PoolConfig::internal(1), PoolConfig::internal(2))).unwrap();
+/// let pools = [1, 2].map(PoolConfig::internal);
+/// let mut cache = Cache::new(Config::linear(64, pools[0], pools[1])).unwrap();
 /// let matched = cache.lookup(&Namespace::default(), &[1, 2, 3], None).unwrap();
 /// let lease = cache.lease(&matched).unwrap();
 /// let other = matched.clone();
@@ -205,9 +206,8 @@ impl Pending {
         self.depth
     }
 
-    /// The same for a state of which it will be known only later whether it is finite, as on a
-    /// device that has not run yet. What is stored then has a ticket to
-    /// [complete](crate::Cache::complete).
+    /// Marks the state as not yet known to be finite, as on a device that has not run yet. What is
+    /// stored then has a ticket to [complete](crate::Cache::complete).
     pub fn unproven(self) -> Self {
         Self {
             proven: false,
@@ -215,7 +215,7 @@ impl Pending {
         }
     }
 
-    /// The same for a state that is known to be finite, as every pending checkpoint is at first.
+    /// Marks the state as known to be finite, which every pending checkpoint is at first.
     pub fn proven(self) -> Self {
         Self {
             proven: true,

@@ -152,7 +152,7 @@ impl Ledger {
         }
     }
 
-    /// An error when `tokens` positions or one running state exceed what the pools could ever give.
+    /// Fails if `tokens` positions or one running state are more than the pools could ever give.
     pub(crate) fn feasible(&self, tokens: usize) -> Result<(), Shortage> {
         let wanted = self.pages_for(tokens);
         let capacity = self.prefixes.kv().config().capacity as usize;
@@ -232,9 +232,9 @@ impl Ledger {
         Ok(slot.expect("what eviction frees is usable when it returns"))
     }
 
-    /// What the tree holds of `tokens` past the lease, unless a lease may not publish there: it is
-    /// older than the last reset, its prefix turned out invalid, or it would get pages that another
-    /// request is still writing.
+    /// What the tree holds of `tokens` past the lease. The lease may not publish there if it is
+    /// older than the last reset, if its prefix turned out invalid, or if it would get pages that
+    /// another request is still writing.
     fn ahead(&self, lease: &Leased, tokens: &[u32]) -> Result<Ahead, Skip> {
         let tree = self.prefixes.tree();
         let node = lease.holdings.node;
@@ -414,7 +414,8 @@ impl Ledger {
         let serial = self.next_serial();
         let step = self.flight.writer();
         let proof = (!state.proven).then(|| self.flight.await_proof());
-        // Also of what it does not write itself: the pages that it stands on may be of that.
+        // The newest open one, even if it does not write this state: it may write pages that the
+        // state stands on.
         let ticket = self.flight.newest_open();
         let origin = Origin {
             serial,

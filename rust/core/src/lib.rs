@@ -8,7 +8,9 @@
 //! *which* row of which pool the engine, or a codec, is to fill.
 //!
 //! ```
-//! use radixstate::{Begin, Cache, Commit, Config, Namespace, PoolConfig, Reservation, StartOptions, Started};
+//! use radixstate::{
+//!     Begin, Cache, Commit, Config, Namespace, PoolConfig, Reservation, StartOptions, Started,
+//! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut cache = Cache::new(Config {
@@ -73,9 +75,11 @@
 //! # Steps
 //!
 //! An engine whose device runs behind brackets each launch with [`begin_step`](Cache::begin_step)
-//! and [`retire_step`](Cache::retire_step). What sequences give back meanwhile, pins included,
-//! waits for the steps begun before, and a checkpoint is matched only when the step that writes it
-//! has retired, with those begun before it. Without steps everything is usable at once.
+//! and [`retire_step`](Cache::retire_step). Slots and pins that are given back during a step become
+//! usable when every step begun before has ended. A checkpoint can be hit once the step that writes
+//! it, and every earlier one, has retired. [`begin_step`](Cache::begin_step) gives a [`Step`]:
+//! dropping it before it is retired cancels it, and what was stored in it is withdrawn. Without
+//! steps everything is usable at once.
 //!
 //! # What goes wrong
 //!
@@ -125,7 +129,7 @@ pub use stats::{Bytes, Evictions, Misses, Skips, Stats};
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// So is the policy in its documentation.
+/// The page about policies holds an example that is a test as well.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/add-a-policy.md")]
 struct AddAPolicy;

@@ -19,7 +19,7 @@ pub enum Reason {
     NotReady,
 }
 
-/// What of a prompt can be reused. A hint: the cache checks it again when it is used.
+/// How much of a prompt can be reused. A hint: the cache checks it again when it is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
     /// Tokens whose KV *and* state can be reused, at most the prompt's length - 1.
@@ -84,7 +84,7 @@ impl Prefixes {
             if checkpoint.ready {
                 deepest = Some((index, node.end, checkpoint));
             }
-            // The path is walked downwards: the last word is that of the deepest.
+            // The path is walked downwards, so the deepest checkpoint has the last word.
             unready = !checkpoint.ready;
         });
         let useful = self.grid().legal_depth(reach.matched.min(limit));

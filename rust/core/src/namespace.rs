@@ -34,7 +34,7 @@ impl Namespace {
         self.tenant.as_deref()
     }
 
-    /// Generation of the model's weights.
+    /// Version of the model's weights.
     pub fn weights(&self) -> u64 {
         self.weights
     }

@@ -32,7 +32,7 @@ pub struct Candidate {
     /// Whether its KV pages go with it: nothing continues its prefix, and nothing has leased it.
     pub leaf: bool,
     /// Bytes that evicting it frees, by the configured unit sizes: its state, and for a leaf the
-    /// pages of its node.
+    /// pages of its node. A later split or join of that node is not told.
     pub bytes: u64,
 }
 
@@ -48,8 +48,8 @@ pub enum Scope {
 /// Orders the candidates for eviction.
 ///
 /// The cache tells a policy what becomes evictable and what ceases to be, so a pinned checkpoint
-/// costs a victim nothing. It keeps its promises: `update` and `remove` name a candidate that was
-/// inserted and not removed since; `hit` names one that its reader has pinned, so it is not inserted.
+/// costs a victim nothing. These hold: `update` and `remove` name a candidate that was inserted and
+/// not removed since; `hit` names one that its reader has pinned, so it is not inserted.
 ///
 /// A policy must be a pure function of the calls it receives, so that ranks of a group agree.
 pub trait Policy: Send {
@@ -74,7 +74,7 @@ pub trait Policy: Send {
     /// The next to go; it stays inserted until `remove`. `None` only if no candidate fits.
     fn victim(&mut self, scope: Scope) -> Option<CandidateId>;
 
-    /// Whether a candidate is inserted just as it is described. For `Cache::check`.
+    /// Whether a candidate is inserted just as it is described, `bytes` aside. For `Cache::check`.
     fn holds(&self, candidate: &Candidate) -> bool;
 
     /// How many candidates are inserted. For `Cache::check`.

@@ -157,8 +157,8 @@ enum Ids<P> {
     },
 }
 
-/// A pool of slots with O(1) counters. It hands out ids and takes them back. It knows how many slots
-/// are in each state, never who holds them.
+/// A pool of slots with O(1) counters. It hands out ids and takes them back. It knows how many
+/// slots are in each state, never who holds them.
 #[derive(Debug)]
 pub struct Pool<P> {
     config: PoolConfig,

@@ -53,13 +53,13 @@ pub(crate) struct Write {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
     pub(crate) serial: u64,
-    /// Nothing that writes it is in flight, and it is known to be finite.
+    /// It is known to be finite, and nothing is in flight that writes it.
     pub(crate) ready: bool,
     /// How often it has been encoded since it was computed.
     pub(crate) encodings: u32,
 }
 
-/// What of a key the tree holds past the place where a lease ends.
+/// What the tree holds of a key past the end of a lease.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ahead {
     /// A checkpoint at exactly the key's end, ready or not.
@@ -68,7 +68,8 @@ pub(crate) struct Ahead {
     pub(crate) unproven: bool,
 }
 
-/// Children, pins and checkpoints decide what can be evicted; the policy decides what goes first.
+/// The tree with its slots. Children, pins and checkpoints decide what can be evicted; the policy
+/// decides what goes first.
 pub(crate) struct Prefixes {
     tree: Tree,
     kv: Pool<KvPage>,
@@ -186,7 +187,7 @@ impl Prefixes {
         self.prune(index);
     }
 
-    /// Pins the checkpoint of a node, and nothing else: the caller holds the node as well.
+    /// Pins the checkpoint of a node and not the node, which the caller pins as well.
     pub(crate) fn pin_checkpoint(&mut self, index: NodeIdx) -> CheckpointId {
         let node = self.tree.id(index);
         let checkpoint = self.checkpoint_mut(index);
@@ -298,16 +299,16 @@ impl Prefixes {
             self.tree.node_mut(at).proven = true;
         }
         for at in brought {
-            // Each took over the run above it, if that was needless: then it is not there any more.
+            // Its child may have taken over its run a moment ago: then it is gone.
             if let Some(parent) = self.tree.node_at(at).and_then(|node| node.parent) {
                 self.join(parent);
             }
         }
     }
 
-    /// Takes a checkpoint out of lookups' sight whose content is not finite, with the pages from
-    /// depth `brought` on that came with it and all checkpoints that stand on those. Returns how
-    /// many checkpoints that were: none if this one is gone already.
+    /// Hides a checkpoint that is not finite, the pages from depth `brought` on, which came with
+    /// it, and all checkpoints that stand on those pages. Returns how many checkpoints that were:
+    /// none if this one is gone already.
     pub(crate) fn invalidate(&mut self, checkpoint: CheckpointId, brought: usize) -> u64 {
         let CheckpointId { node: id, serial } = checkpoint;
         let Some(node) = self.tree.get(id) else {
@@ -419,7 +420,7 @@ impl Prefixes {
         self.policy.victim(scope)
     }
 
-    /// Evicts states until `n` checkpoint slots are free that were not, or none is left to evict.
+    /// Evicts states until `n` more checkpoint slots are free, or none is left to evict.
     pub(crate) fn evict_checkpoints(&mut self, n: usize) -> Freed {
         let mut freed = Freed::default();
         while freed.checkpoints < n
@@ -430,8 +431,8 @@ impl Prefixes {
         freed
     }
 
-    /// Evicts leaves until `n` pages are free that were not, or none is left to evict. In a purely
-    /// linear model, where leaves have no pages, that is at once.
+    /// Evicts leaves until `n` more pages are free, or none is left to evict. A purely linear model
+    /// has no pages, so nothing is evicted there.
     pub(crate) fn evict_kv(&mut self, n: usize) -> Freed {
         let mut freed = Freed::default();
         while freed.kv < n
@@ -534,7 +535,7 @@ impl Prefixes {
         }
     }
 
-    /// Tells the policy what a node's pins, children and state now say. Decided only here.
+    /// Tells the policy whether the checkpoint of a node can be evicted. This is decided only here.
     fn refresh(&mut self, index: NodeIdx) {
         let node = self.tree.node(index);
         let Some(checkpoint) = &node.checkpoint else {

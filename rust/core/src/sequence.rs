@@ -219,7 +219,8 @@ impl Cache {
                 lease.holdings.active = active;
             }
             Err(short) => {
-                // Not `give_back`: no step can have touched a pin that is a moment old.
+                // Released at once, not given back: no step can have touched a pin that is a moment
+                // old.
                 self.ledger.release(lease.holdings);
                 return Err(short.into());
             }
@@ -254,9 +255,9 @@ impl Cache {
         requests.into_iter().map(start).collect()
     }
 
-    /// The load or clear of the sequence's slot is enqueued: the checkpoint it came from may be
-    /// evicted again (with steps in flight, when they have retired), and the slot may be the
-    /// source of checkpoints.
+    /// Reports that the load or clear of the sequence's slot is enqueued. From now on the slot may
+    /// be the source of checkpoints, and the checkpoint it came from may be evicted again (with
+    /// steps in flight, when they have retired).
     ///
     /// # Errors
     /// [`Misuse::AlreadyLoaded`].

@@ -1,4 +1,4 @@
-//! Monotonic counters: what was asked, what was found, what was refused, what was evicted and why.
+//! Counters: what was asked, found, skipped and evicted, and why.
 
 use crate::checkpoint::Skip;
 use crate::event::{Cause, Event};
@@ -14,7 +14,7 @@ pub struct Misses {
     pub no_state: u64,
     /// What matched is shorter than the first legal depth.
     pub unaligned: u64,
-    /// The state was still being written.
+    /// The state was still being written, or not yet known to be finite.
     pub not_ready: u64,
 }
 
@@ -25,14 +25,14 @@ pub struct Skips {
     pub no_room: u64,
     /// The request asked not to store.
     pub no_store: u64,
-    /// The sequence is older than the last reset, or the prefix that it leases was refused.
+    /// The sequence is older than the last reset, or the prefix that it leases turned out invalid.
     pub reset: u64,
     /// Nothing to cache at depth 0.
     pub not_aligned: u64,
     /// Pages on its path were still being written by another request.
     pub not_ready: u64,
-    /// The writer found a value that is not finite, or the checkpoint stood on pages that came
-    /// with such a one.
+    /// The state held a value that is not finite, or the checkpoint stood on pages that came with
+    /// such a state.
     pub non_finite: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct Bytes {
     pub checkpoints: u64,
 }
 
-/// All counters of a cache. They only grow, but for `bytes`.
+/// All counters of a cache. All of them only grow, except `bytes`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Calls of `lookup`; hits and misses are counted where a match is used.

@@ -26,7 +26,7 @@ impl IdSet {
             .is_some_and(|word| word >> (id % BITS) & 1 == 1)
     }
 
-    /// Adds a run; whether all of it was new.
+    /// Adds a run. Returns whether all of it was new.
     pub(super) fn insert(&mut self, run: Run) -> bool {
         self.reach(run.last() as usize / BITS + 1);
         let mut new = true;
@@ -39,7 +39,7 @@ impl IdSet {
         new
     }
 
-    /// Takes a run out; whether all of it was there.
+    /// Takes a run out. Returns whether all of it was there.
     pub(super) fn remove(&mut self, run: Run) -> bool {
         let mut there = true;
         for (index, mask) in words(run) {

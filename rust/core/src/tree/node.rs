@@ -73,9 +73,10 @@ pub(crate) struct Node {
     pub(super) hash: u64,
     /// Leases on this node, plus children that have pins.
     pub(crate) pins: u32,
-    /// A node without one is a tombstone if it has children.
+    /// A node that branches and has none is a tombstone.
     pub(crate) checkpoint: Option<Cached>,
-    /// Whether lookups can reach it: a reset or a refusal detaches what is pinned.
+    /// Whether lookups can reach it. A reset or an invalid state hides a node that is pinned, and
+    /// removes others.
     pub(crate) attached: bool,
     /// Whether the writer of its pages is done. Until then no other request may get them.
     pub(crate) proven: bool,
@@ -110,7 +111,7 @@ impl Node {
         self.children == 0 && self.pins == 0 && self.checkpoint.is_none()
     }
 
-    /// An unpinned leaf goes as a whole when its checkpoint goes.
+    /// True if evicting the checkpoint also removes this node and its pages: no children, no pins.
     pub(crate) fn is_free_leaf(&self) -> bool {
         self.children == 0 && self.pins == 0
     }

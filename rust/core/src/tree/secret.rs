@@ -14,8 +14,8 @@ use std::hash::{BuildHasher, RandomState};
 pub(super) struct Secret(Vec<[u32; 2]>);
 
 impl Secret {
-    /// Draws two words for every two of the parent and the tokens of a page, unless that was done.
-    /// Not before a page exists, which takes as much memory.
+    /// Draws two words for every two tokens of a page, the parent counted as one, unless that was
+    /// done. It is called when the first page exists, which takes as much memory.
     pub(super) fn draw_once(&mut self, page: usize) {
         if self.0.is_empty() {
             let random = RandomState::new();
@@ -25,7 +25,7 @@ impl Secret {
         }
     }
 
-    /// The same for all, before the words are drawn.
+    /// Equal for all keys before the words are drawn.
     #[inline]
     pub(super) fn hash(&self, parent: u32, first_page: &[u32]) -> u64 {
         let ([words, later @ ..], [token, tokens @ ..]) = (&self.0[..], first_page) else {
