@@ -451,3 +451,9 @@ def test_memory_is_checked_before_anything_is_allocated() -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, radixstate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_policy_is_chosen_by_its_name() -> None:
+    assert make(policy="lru").stats().starts == 0
+    with pytest.raises(ConfigError, match='policy must be one of lru, got "mru"'):
+        make(policy="mru")

@@ -375,6 +375,7 @@ class Cache:
         kv_page_bytes: int = 0,
         active_bytes: int = 0,
         checkpoint_bytes: int = 0,
+        policy: str = "lru",
     ) -> Cache: ...
     def legal_depth(self, tokens: int) -> int: ...
     def lookup(

@@ -58,6 +58,7 @@ class PrefixCache(Owner):
         active: ActivePool | None = None,
         device: str | torch.device = "cpu",
         external: bool = False,
+        policy: str = "lru",
         prompt_tokens: int = 0,
     ) -> None:
         """Allocates the pools, after comparing their bytes with the free memory.
@@ -74,6 +75,7 @@ class PrefixCache(Owner):
             active: an engine's tensors, see `ActivePool.bind`; their device is used.
             device: where the pools are allocated.
             external: the engine allocates KV pages and active slots itself and uses `lookup` and `lease`.
+            policy: which cached state is evicted first; `lru`: the one stored or hit the longest ago.
             prompt_tokens: of a typical prompt; a RuntimeWarning says if as many as run at once, each stored at
                 every legal depth, have more states than there are checkpoint slots.
 
@@ -97,6 +99,7 @@ class PrefixCache(Owner):
             kv_page_bytes=page_bytes,
             active_bytes=spec.slot_bytes("native"),
             checkpoint_bytes=spec.slot_bytes(format),
+            policy=policy,
         )
         plan.warn_if_crowded(prompt_tokens, lcm(page_size, checkpoint_stride))
         self.spec = spec

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use radixstate::{Config, Outcome, PoolConfig, PoolKind, SequenceView};
+use radixstate::{Config, Outcome, PoolConfig, PoolKind, SequenceView, policy};
 
 use crate::counters::{Freed, Stats, Usage};
 use crate::errors::{Class, Failure, Result};
@@ -140,9 +140,11 @@ impl Cache {
         signature = (
             *, page_size, checkpoint_stride, kv_pages, active_slots, checkpoint_slots, kv_external=false,
             active_external=false, kv_page_bytes=0.into(), active_bytes=0.into(), checkpoint_bytes=0.into(),
+            policy="lru",
         ),
         text_signature = "(*, page_size, checkpoint_stride, kv_pages, active_slots, checkpoint_slots, \
-            kv_external=False, active_external=False, kv_page_bytes=0, active_bytes=0, checkpoint_bytes=0)",
+            kv_external=False, active_external=False, kv_page_bytes=0, active_bytes=0, checkpoint_bytes=0, \
+            policy='lru')",
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -156,6 +158,7 @@ impl Cache {
         kv_page_bytes: Number<u64>,
         active_bytes: Number<u64>,
         checkpoint_bytes: Number<u64>,
+        policy: &str,
     ) -> Result<Self> {
         let size = |number: Number<u32>, name| number.named_or(Class::Config, name);
         let pool = |capacity, external, (bytes, name): (Number<u64>, _)| {
@@ -184,7 +187,12 @@ impl Cache {
                 (checkpoint_bytes, "checkpoint_bytes"),
             )?,
         };
-        let core = Mutex::new(Ok(radixstate::Cache::new(config)?));
+        let Some(order) = policy::by_name(policy) else {
+            let known = policy::NAMES.join(", ");
+            let message = format!("policy must be one of {known}, got {policy:?}");
+            return Err(Failure::Refused(Class::Config, message));
+        };
+        let core = Mutex::new(Ok(radixstate::Cache::with_policy(config, order)?));
         Ok(Self {
             core,
             process: fork::process(),

@@ -7,12 +7,11 @@
 use std::collections::VecDeque;
 
 use radixstate::{
-    Begin, Cache, Commit, Config, Error, Misuse, Namespace, PoolConfig, PoolKind, Reservation,
-    Sequence, Shortage, StartOptions, Started,
+    Begin, Cache, Commit, Config, Error, Misuse, Namespace, Piece, PoolConfig, PoolKind,
+    Reservation, Sequence, Shortage, StartOptions, Started,
 };
 
-/// Tokens of one prefill launch; a multiple of the legal depth, so that a chunk ends where a
-/// checkpoint may stand.
+/// Most tokens of one prefill launch.
 const CHUNK: usize = 32;
 const ANSWER: usize = 8;
 
@@ -21,8 +20,8 @@ struct Request {
     sequence: Sequence,
     prompt: usize,
     computed: usize,
-    /// Where another prompt left this one's path: the prefill is cut there too.
-    branch: Option<usize>,
+    /// What is left of the prompt, cut where a stored state helps later prompts.
+    pieces: VecDeque<Piece>,
 }
 
 struct Scheduler {
@@ -105,51 +104,46 @@ impl Scheduler {
                 Err(never) => return Err(never),
             };
             match begin {
-                Begin::Clear { .. } => {} // launch: zero the active slot `dst`
-                Begin::Load { .. } => {}  /* launch: decode checkpoint slot `src` into the
-                                            * active slot `dst` */
+                // launch: zero the active slot `dst`
+                Begin::Clear { .. } => {}
+                // launch: decode checkpoint slot `src` into the active slot `dst`
+                Begin::Load { .. } => {}
             }
             self.cache.loaded(&sequence)?;
-            let (prompt, computed, branch) = (prompt.len(), matched.length, matched.branch);
+            let pieces = self.cache.pieces(&sequence, Some(CHUNK))?.into();
             self.running.push(Request {
                 sequence,
-                prompt,
-                computed,
-                branch,
+                prompt: prompt.len(),
+                computed: matched.length,
+                pieces,
             });
         }
         Ok(())
     }
 
-    /// One chunk of prefill or one token of decode. `true` when the request is complete or had to
+    /// One piece of prefill or one token of decode. `true` when the request is complete or had to
     /// give way.
     fn advance(&mut self, request: &mut Request) -> Result<bool, Error> {
-        let decoding = request.computed >= request.prompt;
-        if decoding && request.computed == request.prompt + ANSWER {
+        let piece = request.pieces.pop_front();
+        if piece.is_none() && request.computed == request.prompt + ANSWER {
             return Ok(true);
         }
-        let end = if decoding {
-            request.computed + 1
-        } else {
-            request.prompt.min(request.computed + CHUNK)
-        };
-        let end = request
-            .branch
-            .filter(|&branch| request.computed < branch)
-            .map_or(end, |branch| branch.min(end));
+        let end = piece.map_or(request.computed + 1, |piece| piece.end);
         if self.claim(request, end)?.is_none() {
             let prompt = self.cache.view(&request.sequence)?.tokens()[..request.prompt].to_vec();
             self.waiting.push_back(prompt);
             return Ok(true);
         }
-        if decoding {
-            self.cache.append(&request.sequence, &[7])?; // the token that was sampled
-        } else {
-            self.prefilled += end - request.computed;
+        match piece {
+            Some(piece) => self.prefilled += piece.end - piece.begin,
+            // The token that was sampled.
+            None => self.cache.append(&request.sequence, &[7])?,
         }
         // launch: run tokens `computed..end` with the pages and the slot of `view(&sequence)`
         request.computed = end;
-        if end == self.cache.legal_depth(end) {
+        // While decoding, every legal depth may serve the next turn of a chat.
+        let keep = piece.map_or(end == self.cache.legal_depth(end), |piece| piece.keep);
+        if keep {
             self.checkpoint(&request.sequence, end)?;
         }
         Ok(false)

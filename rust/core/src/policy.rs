@@ -32,7 +32,7 @@ pub struct Candidate {
     /// Whether its KV pages go with it: nothing continues its prefix, and nothing has leased it.
     pub leaf: bool,
     /// Bytes that evicting it frees, by the configured unit sizes: its state, and for a leaf the
-    /// pages of its node. A later split or join of that node is not told.
+    /// pages of its node.
     pub bytes: u64,
 }
 
@@ -56,8 +56,8 @@ pub trait Policy: Send {
     /// A checkpoint can be evicted from now on.
     fn insert(&mut self, candidate: &Candidate);
 
-    /// An inserted candidate has become a leaf or ceased to be one, its anchor has moved, or it would
-    /// free other pages. Nothing may have changed, where pages have no size.
+    /// An inserted candidate has become a leaf or ceased to be one, its anchor has moved, or it
+    /// frees other pages than before. Where pages have no size it may be as it was.
     fn update(&mut self, candidate: &Candidate);
 
     /// An inserted candidate is pinned or gone. `candidate` is as it was last told.
@@ -74,7 +74,7 @@ pub trait Policy: Send {
     /// The next to go; it stays inserted until `remove`. `None` only if no candidate fits.
     fn victim(&mut self, scope: Scope) -> Option<CandidateId>;
 
-    /// Whether a candidate is inserted just as it is described, `bytes` aside. For `Cache::check`.
+    /// Whether a candidate is inserted just as it is described. For `Cache::check`.
     fn holds(&self, candidate: &Candidate) -> bool;
 
     /// How many candidates are inserted. For `Cache::check`.

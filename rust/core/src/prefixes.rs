@@ -580,14 +580,15 @@ impl Prefixes {
         let checkpoint = checkpoint.expect("a candidate is a checkpoint");
         let leaf = checkpoint.listed == Listed::Leaf;
         let pages = if leaf { node.pages.len() as u64 } else { 0 };
+        let state_bytes = self.checkpoints.config().unit_bytes;
         Candidate {
             id: CandidateId(index),
             depth: node.end,
             anchor: if self.anchors { self.anchor(index) } else { 0 },
             used: checkpoint.used,
             leaf,
-            // A whole pool of either is checked to be less than 2^64 bytes.
-            bytes: self.checkpoints.config().unit_bytes + pages * self.kv.config().unit_bytes,
+            // Each pool is checked to have less than 2^64 bytes, their sum is not.
+            bytes: state_bytes.saturating_add(pages * self.kv.config().unit_bytes),
         }
     }
 
