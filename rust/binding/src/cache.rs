@@ -226,11 +226,15 @@ impl Cache {
         .map(Match)
     }
 
-    /// Starts a request, all or nothing: pins what it reuses, takes an active slot and pages for
-    /// `reserve` tokens (default: the prompt).
+    /// Starts a request, all or nothing: pins what it reuses, takes `slots` active slots and pages
+    /// for `reserve` tokens (default: the prompt).
     ///
-    /// Raises OutOfSlotsError, NeverFitsError: nothing was evicted or refreshed. EmptyPromptError.
-    #[pyo3(signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false))]
+    /// Raises OutOfSlotsError, NeverFitsError: nothing was evicted or refreshed. EmptyPromptError;
+    /// ConfigError for 0 slots; PoolModeError for more than 1 with an external active pool.
+    #[pyo3(
+        signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false, slots=1.into()),
+        text_signature = "($self, tokens, namespace=None, *, reserve=None, max_length=None, no_read=False, no_store=False, slots=1)",
+    )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn start(
         &self,
@@ -241,9 +245,10 @@ impl Cache {
         max_length: Option<Number<usize>>,
         no_read: bool,
         no_store: bool,
+        slots: Number<usize>,
     ) -> Result<Started> {
         let namespace = namespace_or_default(namespace);
-        let options = start_options(reserve, max_length, no_read, no_store)?;
+        let options = start_options(reserve, max_length, no_read, no_store, slots)?;
         let started = self.call_with(py, &tokens, |core, tokens| {
             core.start(&namespace, tokens, options)
         })?;
@@ -365,6 +370,16 @@ impl Cache {
             .read(|sequence| self.call(|core| core.take_slot(sequence)))
     }
 
+    /// Gives a further active slot back: now, or when the steps in flight have retired.
+    ///
+    /// Raises NotYourSlotError; RunningSlotError for the slot of the running state.
+    fn give_back_slot(&self, sequence: &SequenceHandle, slot: Number<u32>) -> Result<()> {
+        let slot = slot.named_or(Class::NotYourSlot, "slot")?;
+        sequence
+            .0
+            .read(|sequence| self.call(|core| core.give_back_slot(sequence, slot)))
+    }
+
     /// Asks, before anything is evicted for it, whether `reserve_checkpoint` is allowed. Raises
     /// what it would raise.
     fn can_checkpoint(
@@ -385,7 +400,8 @@ impl Cache {
     /// Takes a checkpoint slot for the state in active slot `source`, which its writer says has
     /// exactly `depth` tokens. Evicts if needed.
     ///
-    /// Raises UnalignedError, DepthPastEndError, NotYourSlotError, NotLoadedError.
+    /// Raises UnalignedError, DepthPastEndError, NotYourSlotError, NotLoadedError; DepthPassedError
+    /// for less than the sequence reused, or than was reserved from this slot before.
     fn reserve_checkpoint(
         &self,
         sequence: &SequenceHandle,

@@ -107,7 +107,9 @@ classes! {
     Unaligned: Misuse, "A depth off the grid of legal depths.";
     DepthPastEnd: Misuse, "A depth that the sequence has not reached.";
     NotYourSlot: Misuse, "An active slot that does not belong to the sequence.";
-    NotLoaded: Misuse, "The sequence's state was not yet reported loaded or cleared.";
+    RunningSlot: Misuse, "The slot of the running state, which goes back with its sequence alone.";
+    NotLoaded: Misuse, "The sequence's state was not yet reported loaded or cleared, or a lease's not yet loaded.";
+    DepthPassed: Misuse, "A depth that the state in a slot has left behind.";
     AlreadyLoaded: Misuse, "The load or clear was reported before.";
     NotClaimed: Misuse, "More tokens than positions claimed.";
     LengthMismatch: Misuse, "A list whose length does not follow from the rest.";
@@ -254,6 +256,8 @@ fn class_of(misuse: &Misuse) -> Class {
         Misuse::Unaligned { .. } => Class::Unaligned,
         Misuse::DepthPastEnd { .. } => Class::DepthPastEnd,
         Misuse::NotYourSlot { .. } => Class::NotYourSlot,
+        Misuse::RunningSlot { .. } => Class::RunningSlot,
+        Misuse::DepthPassed { .. } => Class::DepthPassed,
         Misuse::NotLoaded => Class::NotLoaded,
         Misuse::AlreadyLoaded => Class::AlreadyLoaded,
         Misuse::NotClaimed { .. } => Class::NotClaimed,

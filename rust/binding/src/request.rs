@@ -72,6 +72,7 @@ pub(crate) fn start_options(
     max_length: Option<Number<usize>>,
     no_read: bool,
     no_store: bool,
+    slots: Number<usize>,
 ) -> Result<StartOptions> {
     let reserve = reserve.map(|tokens| tokens.named("reserve")).transpose()?;
     let max_length = max_length
@@ -82,6 +83,7 @@ pub(crate) fn start_options(
         max_length,
         no_read,
         no_store,
+        slots: slots.named("slots")?,
     })
 }
 
@@ -112,7 +114,11 @@ impl StartRequest {
 #[pymethods]
 impl StartRequest {
     #[new]
-    #[pyo3(signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false))]
+    #[pyo3(
+        signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false, slots=1.into()),
+        text_signature = "(tokens, namespace=None, *, reserve=None, max_length=None, no_read=False, no_store=False, slots=1)",
+    )]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
         tokens: Tokens,
@@ -121,8 +127,9 @@ impl StartRequest {
         max_length: Option<Number<usize>>,
         no_read: bool,
         no_store: bool,
+        slots: Number<usize>,
     ) -> Result<Self> {
-        let options = start_options(reserve, max_length, no_read, no_store)?;
+        let options = start_options(reserve, max_length, no_read, no_store, slots)?;
         Ok(Self {
             tokens: tokens.into_vec(py)?,
             namespace: namespace_or_default(namespace),
@@ -164,6 +171,12 @@ impl StartRequest {
     #[getter]
     fn no_store(&self) -> bool {
         self.options.no_store
+    }
+
+    /// Active slots to take, that of the running state included.
+    #[getter]
+    fn slots(&self) -> usize {
+        self.options.slots
     }
 
     fn __len__(&self) -> usize {

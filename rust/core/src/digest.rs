@@ -46,6 +46,7 @@ impl Digest {
             Event::Short { wanted } => self.mix(18, [wanted as u64]),
             Event::Invalidate { serial } => self.mix(19, [serial]),
             Event::Prove { ticket, finite } => self.mix(20, [ticket, finite.into()]),
+            Event::GiveBackSlot { owner, slot } => self.mix(21, [owner, slot.into()]),
             Event::Lookup
             | Event::Use { .. }
             | Event::Skip(_)

@@ -131,13 +131,13 @@ impl Cache {
     /// Takes a checkpoint slot for the state after exactly `tokens`. Evicts if needed.
     ///
     /// # Errors
-    /// [`Misuse::Unaligned`], [`Misuse::PrefixMismatch`], [`Misuse::WrongCache`].
+    /// [`Misuse::Unaligned`], [`Misuse::PrefixMismatch`], [`Misuse::WrongCache`];
+    /// [`Misuse::NotLoaded`] past the leased prefix, before its state was loaded.
     pub fn reserve(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Reservation, Misuse> {
         self.own(&lease.0)?;
         self.collect_dropped();
         let leased = &self.leases[lease.0.key];
-        check_depth(&self.ledger, tokens.len())?;
-        check_prefix(&self.ledger, leased, tokens)?;
+        check_tokens(&self.ledger, leased, tokens)?;
         let slot = self.ledger.reserve(leased, tokens);
         Ok(self.pend(lease.0.serial, tokens.len(), slot))
     }
@@ -149,8 +149,7 @@ impl Cache {
     /// As [`Cache::reserve`] and [`Cache::publish`].
     pub fn can_publish(&self, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Result<(), Misuse> {
         let leased = self.leased(lease)?;
-        check_depth(&self.ledger, tokens.len())?;
-        check_prefix(&self.ledger, leased, tokens)?;
+        check_tokens(&self.ledger, leased, tokens)?;
         check_pages(&self.ledger, leased, tokens.len(), pages)
     }
 
@@ -160,7 +159,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Misuse::LengthMismatch`], [`Misuse::PageOwnership`], [`Misuse::PrefixMismatch`],
-    /// [`Misuse::NotYourPending`], [`Misuse::PoolMode`] with an internal KV pool, whose pages
+    /// [`Misuse::NotLoaded`], [`Misuse::NotYourPending`], [`Misuse::PoolMode`] with an internal KV pool, whose pages
     /// belong to sequences. The pending checkpoint comes back with the error.
     pub fn publish(
         &mut self,
@@ -261,6 +260,17 @@ fn check_length(what: &'static str, given: usize, expected: usize) -> Result<(),
             expected,
         })
     }
+}
+
+/// Whether a lease may publish `tokens`. A deeper state than the leased one goes on from it, so that
+/// was loaded.
+fn check_tokens(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {
+    check_depth(ledger, tokens.len())?;
+    check_prefix(ledger, leased, tokens)?;
+    if leased.holdings.checkpoint.is_some() && tokens.len() > leased.depth {
+        return Err(Misuse::NotLoaded);
+    }
+    Ok(())
 }
 
 fn check_prefix(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {

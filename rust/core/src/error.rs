@@ -108,8 +108,22 @@ pub enum Misuse {
         /// The slot given.
         slot: u32,
     },
-    /// The sequence's state was not yet reported loaded or cleared.
+    /// The slot of the running state, which goes back with its sequence alone.
+    RunningSlot {
+        /// The slot given.
+        slot: u32,
+    },
+    /// The sequence's state was not yet reported loaded or cleared, or a lease's not yet loaded.
     NotLoaded,
+    /// A depth that the state in a slot has left behind: a state only goes deeper.
+    DepthPassed {
+        /// The depth given.
+        depth: usize,
+        /// The slot given.
+        slot: u32,
+        /// Tokens that its state is of, or more: those reused, or those of an earlier checkpoint.
+        reached: usize,
+    },
     /// The load or clear was reported before.
     AlreadyLoaded,
     /// More tokens than positions claimed.
@@ -176,6 +190,22 @@ impl fmt::Display for Misuse {
             }
             Self::NotYourSlot { slot } => {
                 write!(f, "active slot {slot} is not one of this sequence's slots")
+            }
+            Self::RunningSlot { slot } => {
+                write!(
+                    f,
+                    "active slot {slot} holds the running state: it goes back with its sequence"
+                )
+            }
+            Self::DepthPassed {
+                depth,
+                slot,
+                reached,
+            } => {
+                write!(
+                    f,
+                    "checkpoint depth {depth} is behind active slot {slot}, whose state is of {reached} tokens or more"
+                )
             }
             Self::NotLoaded => f.write_str(
                 "a slot is a source only after its load or clear was reported by loaded()",

@@ -61,6 +61,10 @@ pub(crate) enum Event {
         owner: u64,
         slot: u32,
     },
+    GiveBackSlot {
+        owner: u64,
+        slot: u32,
+    },
     Reserve {
         owner: u64,
         depth: usize,

@@ -152,7 +152,7 @@ impl Ledger {
         }
     }
 
-    /// Fails if `tokens` positions or one running state are more than the pools could ever give.
+    /// Fails if `tokens` positions are more than the pool could ever give.
     pub(crate) fn feasible(&self, tokens: usize) -> Result<(), Shortage> {
         let wanted = self.pages_for(tokens);
         let capacity = self.prefixes.kv().config().capacity as usize;
@@ -163,26 +163,29 @@ impl Ledger {
                 capacity,
             });
         }
-        let active = self.active.config();
-        if !active.external && active.capacity == 0 {
+        Ok(())
+    }
+
+    /// An error when one owner can never have `wanted` running states.
+    pub(crate) fn feasible_slots(&self, wanted: usize) -> Result<(), Shortage> {
+        let capacity = self.active.config().capacity as usize;
+        if wanted > capacity {
             return Err(Shortage::NeverFits {
                 pool: PoolKind::Active,
-                wanted: 1,
-                capacity: 0,
+                wanted,
+                capacity,
             });
         }
         Ok(())
     }
 
-    /// Takes a running state and `pages` pages, evicting exactly the pages that are missing; or
-    /// changes nothing.
-    pub(crate) fn claim(&mut self, pages: usize) -> Result<Holdings, OutOfSlots> {
-        let external = self.active.config().external;
-        if !external && self.active.usage().free == 0 {
-            return Err(self.active.short(1));
-        }
+    /// Takes `slots` running states and `pages` pages, evicting exactly the pages that are missing;
+    /// or changes nothing.
+    pub(crate) fn claim(&mut self, pages: usize, slots: usize) -> Result<Holdings, OutOfSlots> {
+        // Before anything is evicted for pages.
+        self.active.shortfall(slots)?;
         let pages = self.claim_pages(pages)?;
-        let active = self.active.take_many(usize::from(!external))?;
+        let active = self.active.take_many(slots)?;
         Ok(Holdings {
             pages,
             active,

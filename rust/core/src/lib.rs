@@ -98,6 +98,7 @@ mod engine;
 mod error;
 mod event;
 mod flight;
+mod further;
 mod handle;
 mod ledger;
 mod lookup;

@@ -3,16 +3,19 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 use crate::cache::Cache;
 use crate::checkpoint::{Commit, Rejected, Reservation, Skip, check_depth};
 use crate::digest::tail;
-use crate::error::{Error, Misuse, Shortage};
+use crate::error::{Error, Misuse};
 use crate::event::Event;
+use crate::further::Depths;
 use crate::handle::{Kind, Pending, Sequence};
 use crate::ledger::{Holdings, Leased, Ledger};
 use crate::lookup::{Match, Reusable};
 use crate::namespace::Namespace;
-use crate::pool::{KvPage, PoolKind, Slots};
+use crate::pool::{KvPage, Slots};
 
 /// The record behind a [`Sequence`].
 #[derive(Debug)]
@@ -26,10 +29,12 @@ pub(crate) struct Running {
     branch: Option<usize>,
     loaded: bool,
     no_store: bool,
+    /// How deep the state in each of its slots has come.
+    pub(crate) depths: Depths,
 }
 
 /// Choices of one [`Cache::start`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartOptions {
     /// Positions to claim pages for; the whole prompt when `None`. A chunked prefill claims its
     /// first chunk.
@@ -40,6 +45,21 @@ pub struct StartOptions {
     pub no_read: bool,
     /// Store nothing.
     pub no_store: bool,
+    /// Active slots to take, that of the running state included: at least 1. The others are as from
+    /// [`Cache::take_slot`].
+    pub slots: usize,
+}
+
+impl Default for StartOptions {
+    fn default() -> Self {
+        Self {
+            reserve: None,
+            max_length: None,
+            no_read: false,
+            no_store: false,
+            slots: 1,
+        }
+    }
 }
 
 /// How a sequence's state begins. There is no third way to a usable slot.
@@ -158,11 +178,18 @@ impl Running {
         if !known {
             return Err(Misuse::NotYourSlot { slot: source });
         }
-        if self.loaded {
-            Ok(())
-        } else {
-            Err(Misuse::NotLoaded)
+        if !self.loaded {
+            return Err(Misuse::NotLoaded);
         }
+        let reached = self.depths.reached(source).unwrap_or(self.reused);
+        if depth < reached {
+            return Err(Misuse::DepthPassed {
+                depth,
+                slot: source,
+                reached,
+            });
+        }
+        Ok(())
     }
 }
 
@@ -178,15 +205,16 @@ pub struct StartRequest<'a> {
 }
 
 impl Cache {
-    /// Starts a request, all or nothing: pins what it reuses, takes an active slot and the pages it
-    /// reserves.
+    /// Starts a request, all or nothing: pins what it reuses, takes its active slots and the pages
+    /// it reserves.
     ///
     /// Feasibility is judged with its own pins in place, and exactly the missing pages are evicted.
     /// The sequence keeps the tokens: a `Vec` is moved in, a slice is copied.
     ///
     /// # Errors
     /// [`Shortage`] when a pool is short: nothing was evicted or refreshed.
-    /// [`Misuse::EmptyPrompt`].
+    /// [`Misuse::EmptyPrompt`]; [`Misuse::Config`] for 0 slots; [`Misuse::PoolMode`] for further
+    /// slots of an external active pool.
     pub fn start<'a>(
         &mut self,
         namespace: &Namespace,
@@ -207,13 +235,15 @@ impl Cache {
         if options.no_read {
             reusable = Reusable::NOTHING;
         }
+        let slots = self.slots_to_take(options.slots)?;
         let reserve = options.reserve.unwrap_or(tokens.len());
         self.ledger.feasible(reserve.max(tokens.len()))?;
+        self.ledger.feasible_slots(slots)?;
 
         let claimed = reserve.max(reusable.length);
         let pages = self.ledger.pages_for(claimed) - self.ledger.pages_for(reusable.length);
         let mut lease = self.ledger.lease(namespace, reusable);
-        match self.ledger.claim(pages) {
+        match self.ledger.claim(pages, slots) {
             Ok(Holdings { pages, active, .. }) => {
                 lease.holdings.pages = pages;
                 lease.holdings.active = active;
@@ -237,6 +267,7 @@ impl Cache {
             branch: reusable.branch,
             loaded: false,
             no_store: options.no_store,
+            depths: Depths::default(),
         };
         let matched = self.describe(namespace, reusable);
         Ok(self.admit(running, matched))
@@ -356,51 +387,16 @@ impl Cache {
         Ok(())
     }
 
-    /// A further active slot, for kernels that write an intermediate state while the request goes
-    /// on.
-    ///
-    /// # Errors
-    /// [`Shortage`]; [`Misuse::PoolMode`] with an external active pool.
-    pub fn take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
-        self.running(sequence)?;
-        let slot = self.attempt(|cache| cache.try_take_slot(sequence))?;
-        self.ledger.emit(Event::TakeSlot {
-            owner: sequence.0.serial,
-            slot,
-        });
-        Ok(slot)
-    }
-
-    fn try_take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
-        let Ledger { active, .. } = &mut self.ledger;
-        if active.config().external {
-            return Err(
-                Misuse::PoolMode("the engine allocates active slots: take one there").into(),
-            );
-        }
-        let capacity = active.config().capacity as usize;
-        let holdings = &mut self.sequences[sequence.0.key].lease.holdings;
-        let wanted = holdings.active.len() + 1;
-        if wanted > capacity {
-            return Err(Shortage::NeverFits {
-                pool: PoolKind::Active,
-                wanted,
-                capacity,
-            }
-            .into());
-        }
-        let slot = active.take()?;
-        let id = slot.id();
-        holdings.active.append(slot.into());
-        Ok(id)
-    }
-
     /// Takes a checkpoint slot for the state in `source`, which its writer says has exactly `depth`
     /// tokens. Evicts if needed. Storing is optional work: want of room is not an error.
     ///
+    /// A state only goes deeper, so `depth` is at least what the sequence reused, and at least what
+    /// was reserved from this slot before, whatever became of that. Of an engine's own slots only
+    /// the former is known.
+    ///
     /// # Errors
     /// [`Misuse::Unaligned`], [`Misuse::DepthPastEnd`], [`Misuse::NotYourSlot`],
-    /// [`Misuse::NotLoaded`].
+    /// [`Misuse::NotLoaded`], [`Misuse::DepthPassed`].
     pub fn reserve_checkpoint(
         &mut self,
         sequence: &Sequence,
@@ -409,7 +405,10 @@ impl Cache {
     ) -> Result<Reservation, Misuse> {
         self.can_checkpoint(sequence, depth, source)?;
         self.collect_dropped();
-        let running = &self.sequences[sequence.0.key];
+        let running = &mut self.sequences[sequence.0.key];
+        if !self.ledger.active.config().external {
+            running.depths.reach(source, depth);
+        }
         let slot = if running.no_store {
             self.ledger.emit(Event::Skip(Skip::NoStore));
             Err(Skip::NoStore)
@@ -503,7 +502,7 @@ impl Cache {
     }
 
     /// Collects dropped handles, then finds the record of a sequence of this cache.
-    fn running(&mut self, sequence: &Sequence) -> Result<&mut Running, Misuse> {
+    pub(crate) fn running(&mut self, sequence: &Sequence) -> Result<&mut Running, Misuse> {
         self.own(&sequence.0)?;
         self.collect_dropped();
         Ok(&mut self.sequences[sequence.0.key])
@@ -521,8 +520,13 @@ impl Cache {
             Some(src) => Begin::Load { src, dst },
             None => Begin::Clear { dst },
         };
+        let further: SmallVec<[u32; 2]> = running.lease.holdings.active.ids().skip(1).collect();
         let key = self.sequences.insert(running);
         let sequence = Sequence(self.handle(Kind::Sequence, key));
+        let owner = sequence.0.serial;
+        for slot in further {
+            self.ledger.emit(Event::TakeSlot { owner, slot });
+        }
         Started {
             sequence,
             matched,

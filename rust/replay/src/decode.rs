@@ -80,7 +80,11 @@ fn request(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
         40..43 => Op::Grow(number(bytes)?, bytes.int_in_range(0..=9)?),
         43..46 => Op::Append(number(bytes)?, tokens(bytes)?),
         46..48 => Op::Shrink(number(bytes)?),
-        48..50 => Op::TakeSlot(number(bytes)?),
+        48 => Op::TakeSlot(number(bytes)?),
+        49 => Op::GiveBackSlot {
+            sequence: number(bytes)?,
+            slot: number(bytes)?,
+        },
         50..58 => Op::Reserve {
             sequence: number(bytes)?,
             depth: depth(bytes)?,
@@ -203,6 +207,12 @@ fn options(bytes: &mut Unstructured<'_>) -> Result<StartOptions> {
         max_length,
         no_read: bytes.ratio(1, 20)?,
         no_store: bytes.ratio(1, 20)?,
+        slots: match bytes.int_in_range(0..=15_u8)? {
+            0 => 0,
+            1 => 2,
+            2 => 3,
+            _ => 1,
+        },
     })
 }
 

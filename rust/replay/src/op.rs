@@ -28,6 +28,10 @@ pub enum Op {
     Append(usize, Vec<u32>),
     Shrink(usize),
     TakeSlot(usize),
+    GiveBackSlot {
+        sequence: usize,
+        slot: usize,
+    },
     Reserve {
         sequence: usize,
         depth: Depth,

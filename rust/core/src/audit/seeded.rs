@@ -40,6 +40,10 @@ fn start(cache: &mut Cache, tokens: &[u32]) -> Sequence {
 
 fn checkpoint(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Stored {
     let source = cache.view(sequence).unwrap().slot().unwrap();
+    checkpoint_from(cache, sequence, depth, source)
+}
+
+fn checkpoint_from(cache: &mut Cache, sequence: &Sequence, depth: usize, source: u32) -> Stored {
     let reservation = cache.reserve_checkpoint(sequence, depth, source).unwrap();
     let Reservation::Pending(pending) = reservation else {
         panic!("{reservation:?}")
@@ -153,8 +157,9 @@ fn pins_left_on_the_upper_half_of_a_split_are_found() {
     let mut cache = cache();
     let sequence = start(&mut cache, &PROMPT);
     let _stored = checkpoint(&mut cache, &sequence, 8);
+    let further = cache.take_slot(&sequence).unwrap();
     let _inner = with(Fault::PinsOnUpperHalf, || {
-        checkpoint(&mut cache, &sequence, 4)
+        checkpoint_from(&mut cache, &sequence, 4, further)
     });
     assert_found(&mut cache, Rule::Pins, "counts 0 pins, 1 are held");
 }
@@ -187,11 +192,17 @@ fn a_split_that_is_never_undone_is_found() {
 
 #[test]
 fn without_a_fault_the_same_operations_are_clean() {
-    let (mut cache, stored) = filled();
+    let mut cache = cache();
+    let sequence = start(&mut cache, &PROMPT);
+    let stored = checkpoint(&mut cache, &sequence, 8);
     let reader = reader(&mut cache);
     cache.check(None).unwrap();
     cache.loaded(&reader).unwrap();
-    let _inner = checkpoint(&mut cache, &reader, 4);
+    let further = cache.take_slot(&sequence).unwrap();
+    let _inner = checkpoint_from(&mut cache, &sequence, 4, further);
+    cache.check(None).unwrap();
+    cache.give_back_slot(&sequence, further).unwrap();
+    cache.finish(sequence).unwrap();
     cache.check(None).unwrap();
     cache.invalidate(&stored).unwrap();
     cache.reset();

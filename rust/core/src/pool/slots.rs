@@ -143,6 +143,14 @@ impl<P> Slots<P> {
         rest
     }
 
+    /// Takes out the one at `index`, or none past the end.
+    pub(crate) fn take_out(&mut self, index: usize) -> Self {
+        let mut out = self.split_off(index);
+        let rest = out.split_off(1);
+        self.append(rest);
+        out
+    }
+
     pub(super) fn runs(&self) -> &[Run] {
         &self.runs
     }
@@ -205,6 +213,18 @@ mod tests {
                 (n == 0, n == ids.len())
             );
         }
+    }
+
+    #[test]
+    fn one_is_taken_out_at_every_place() {
+        let ids = [4, 5, 6, 9, 2, 3];
+        for n in 0..ids.len() {
+            let mut left = slots(&ids);
+            assert_eq!(left.take_out(n).ids().collect::<Vec<_>>(), [ids[n]]);
+            let rest = [&ids[..n], &ids[n + 1..]].concat();
+            assert_eq!(left.ids().collect::<Vec<_>>(), rest);
+        }
+        assert!(slots(&ids).take_out(ids.len()).is_empty());
     }
 
     #[test]

@@ -211,13 +211,13 @@ fn want_of_room_for_a_checkpoint_is_not_an_error() {
         evictable: 0,
         retiring: 0,
     };
-    match reserve(&mut cache, &sequence, 4) {
+    match reserve_on_the_way(&mut cache, &sequence, 4) {
         Reservation::Skipped(skip) => assert_eq!(skip, Skip::NoRoom(short)),
         reserved => panic!("{reserved:?}"),
     }
     assert_eq!(cache.stats().skipped.no_room, 1);
     drop(writing);
-    checkpoint(&mut cache, &sequence, 4);
+    checkpoint_on_the_way(&mut cache, &sequence, 4);
 }
 
 /// Shallow checkpoints go first.

@@ -82,6 +82,19 @@ fn checkpoint(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Stored {
     stored(cache.commit(sequence, pending).unwrap())
 }
 
+/// The same for a state on the way to a deeper one, which a further slot holds.
+fn reserve_on_the_way(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Reservation {
+    let source = cache.take_slot(sequence).unwrap();
+    let reservation = cache.reserve_checkpoint(sequence, depth, source).unwrap();
+    cache.give_back_slot(sequence, source).unwrap();
+    reservation
+}
+
+fn checkpoint_on_the_way(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Stored {
+    let pending = pending(reserve_on_the_way(cache, sequence, depth));
+    stored(cache.commit(sequence, pending).unwrap())
+}
+
 /// Serves a prompt and leaves a checkpoint at its deepest legal depth.
 fn store(cache: &mut Cache, tokens: &[u32]) -> Stored {
     let sequence = start(cache, tokens);

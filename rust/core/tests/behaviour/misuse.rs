@@ -134,6 +134,7 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
         start(&mut cache, &prompt(1, 9)),
     );
     let lease = other.lease(&matched).unwrap();
+    other.lease_loaded(&lease).unwrap();
     let mine = lease_of(&mut cache, &prompt(1, 9));
     let late = [(); 3].map(|()| pending(other.reserve(&lease, &prompt(1, 12)).unwrap()));
     let [one, two, three] = late;

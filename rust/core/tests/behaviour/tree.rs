@@ -116,7 +116,7 @@ fn a_duplicate_is_decided_before_anything_is_evicted() {
         Reservation::Skipped(Skip::Duplicate)
     ));
     assert!(matches!(
-        reserve(&mut cache, &sequence, 0),
+        reserve_on_the_way(&mut cache, &sequence, 0),
         Reservation::Skipped(Skip::NotAligned)
     ));
     assert_eq!(cache.stats().evictions.for_checkpoint.checkpoints, 0);
@@ -129,7 +129,7 @@ fn a_lease_moves_only_deeper() {
     let leased = |cache: &Cache| cache.view(&sequence).unwrap().leased();
     checkpoint(&mut cache, &sequence, 8);
     assert_eq!(leased(&cache), 8);
-    let inner = checkpoint(&mut cache, &sequence, 4);
+    let inner = checkpoint_on_the_way(&mut cache, &sequence, 4);
     assert_eq!(
         (inner.depth, leased(&cache)),
         (4, 8),

@@ -6,7 +6,7 @@ use radixstate::{Lease, Pending, PoolKind, StartOptions, Step};
 use crate::*;
 
 /// A rank in the midst of its work: one request runs and holds a pending checkpoint, one prefix is
-/// leased, a step is out.
+/// leased, a step is out. The request has a further slot, 2.
 struct Rank {
     cache: Cache,
     sequence: Sequence,
@@ -21,7 +21,11 @@ fn rank() -> Rank {
     store(&mut cache, &prompt(1, 8));
     let lease = lease(&mut cache, &prompt(1, 9));
     let step = cache.begin_step();
-    let sequence = start_with(&mut cache, &prompt(2, 9), chunk(10));
+    let options = StartOptions {
+        slots: 2,
+        ..chunk(10)
+    };
+    let sequence = start_with(&mut cache, &prompt(2, 9), options);
     let stored = checkpoint(&mut cache, &sequence, 4);
     let pending = pending(&mut cache, &sequence, 8);
     Rank {
@@ -41,7 +45,7 @@ fn begin(rank: &mut Rank, tokens: &[u32], options: StartOptions) {
 }
 
 /// Calls that change something, each in another way.
-const CALLS: [(&str, Call); 33] = [
+const CALLS: [(&str, Call); 35] = [
     ("start", |rank| {
         begin(rank, &prompt(3, 5), StartOptions::default())
     }),
@@ -70,6 +74,14 @@ const CALLS: [(&str, Call); 33] = [
             },
         )
     }),
+    ("start, with a further slot", |rank| {
+        let slots = 2;
+        let options = StartOptions {
+            slots,
+            ..Default::default()
+        };
+        begin(rank, &prompt(3, 5), options)
+    }),
     ("start, short of pages", |rank| {
         begin(rank, &prompt(3, 60), StartOptions::default())
     }),
@@ -91,13 +103,16 @@ const CALLS: [(&str, Call); 33] = [
     }),
     ("shrink", |rank| rank.cache.shrink(&rank.sequence).unwrap()),
     ("take_slot", |rank| {
-        assert_eq!(rank.cache.take_slot(&rank.sequence), Ok(2))
+        assert_eq!(rank.cache.take_slot(&rank.sequence), Ok(3))
+    }),
+    ("give_back_slot", |rank| {
+        rank.cache.give_back_slot(&rank.sequence, 2).unwrap()
     }),
     ("reserve", |rank| {
         drop(reserve(&mut rank.cache, &rank.sequence, 8))
     }),
     ("reserve what is there", |rank| {
-        drop(reserve(&mut rank.cache, &rank.sequence, 4))
+        assert!(rank.cache.reserve_checkpoint(&rank.sequence, 4, 2).is_ok())
     }),
     ("commit", |rank| {
         assert!(

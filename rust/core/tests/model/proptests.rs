@@ -62,12 +62,15 @@ fn options() -> impl Strategy<Value = StartOptions> {
     let sometimes = |odds: f64| prop::bool::weighted(odds);
     let reserve = prop::option::weighted(0.3, 0..30usize);
     let max_length = prop::option::weighted(0.1, 0..20usize);
-    (reserve, max_length, sometimes(0.05), sometimes(0.05)).prop_map(
-        |(reserve, max_length, no_read, no_store)| StartOptions {
+    let slots = prop_oneof![12 => Just(1usize), 1 => Just(0), 2 => Just(2), 1 => Just(3)];
+    let flags = (sometimes(0.05), sometimes(0.05));
+    (reserve, max_length, flags, slots).prop_map(
+        |(reserve, max_length, (no_read, no_store), slots)| StartOptions {
             reserve,
             max_length,
             no_read,
             no_store,
+            slots,
         },
     )
 }
@@ -102,6 +105,8 @@ fn request() -> impl Strategy<Value = Op> {
         4 => (n.clone(), tokens(8)).prop_map(|(n, tokens)| Op::Append(n, tokens)),
         2 => n.clone().prop_map(Op::Shrink),
         2 => n.clone().prop_map(Op::TakeSlot),
+        2 => (n.clone(), n.clone())
+            .prop_map(|(sequence, slot)| Op::GiveBackSlot { sequence, slot }),
         14 => (n.clone(), depth(), n.clone())
             .prop_map(|(sequence, depth, source)| Op::Reserve { sequence, depth, source }),
         14 => (n.clone(), prop::bool::weighted(0.8))

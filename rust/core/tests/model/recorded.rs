@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use arbitrary::Unstructured;
-use radixstate::{Config, PoolConfig};
+use radixstate::{Config, PoolConfig, StartOptions};
 use radixstate_replay::{Op, decode};
 
 use crate::differential::Both;
@@ -43,7 +43,8 @@ fn config(seed: u64) -> Config {
     }
 }
 
-/// The operation as it was when it was recorded: proofs and cancelled steps came later.
+/// The operation as it was when it was recorded: proofs, cancelled steps and further slots that are
+/// part of a start or go back alone came later.
 fn recorded(seed: u64, op: Op) -> Op {
     match op {
         Op::RetireStep { step, .. } if !has_steps(seed) => Op::RetireStep {
@@ -54,6 +55,19 @@ fn recorded(seed: u64, op: Op) -> Op {
             pending,
             proven: true,
         },
+        Op::Start {
+            tenant,
+            tokens,
+            options,
+        } => Op::Start {
+            tenant,
+            tokens,
+            options: StartOptions {
+                slots: 1,
+                ..options
+            },
+        },
+        Op::GiveBackSlot { sequence, .. } => Op::TakeSlot(sequence),
         Op::Complete { .. } | Op::CancelStep(_) | Op::DropStep(_) => Op::TakeFreed,
         op => op,
     }

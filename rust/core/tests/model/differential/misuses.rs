@@ -44,6 +44,7 @@ impl Both {
         assert_eq!(real.append(&sequence, &[0]), Err(Misuse::WrongCache));
         assert_eq!(real.shrink(&sequence), Err(Misuse::WrongCache));
         assert_eq!(real.take_slot(&sequence), Err(wrong()));
+        assert_eq!(real.give_back_slot(&sequence, 1), Err(Misuse::WrongCache));
         assert_eq!(
             real.reserve_checkpoint(&sequence, 0, 1).unwrap_err(),
             Misuse::WrongCache

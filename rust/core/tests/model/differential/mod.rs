@@ -150,6 +150,7 @@ impl Both {
             Op::Loaded(_) | Op::Grow(..) | Op::Append(..) | Op::Shrink(_) | Op::TakeSlot(_) => {
                 return self.apply_running(op);
             }
+            Op::GiveBackSlot { sequence, slot } => return self.give_back_slot(*sequence, *slot),
             Op::Finish(_) | Op::DropSequences { .. } | Op::Release(_) | Op::DropLease(_) => {
                 return self.apply_end(op);
             }
@@ -187,6 +188,14 @@ impl Both {
                 assert_eq!(taken.clone().map(drop), naive.take_slot(*id, taken.ok()));
             }
         }
+        Some(())
+    }
+
+    fn give_back_slot(&mut self, n: usize, slot: usize) -> Option<()> {
+        let (id, sequence) = &self.sequences[pick(&self.sequences, n)?];
+        let slot = self.source(self.naive.holders[id].slots(), slot);
+        let given_back = self.real.give_back_slot(sequence, slot);
+        assert_eq!(given_back, self.naive.give_back_slot(*id, slot));
         Some(())
     }
 
@@ -413,8 +422,9 @@ impl Both {
             assert_eq!(reservation.unwrap_err(), misuse);
             return Some(());
         }
-        let tokens = holder.tokens[..depth].to_vec();
-        self.reserved(id, *owner, &tokens, reservation.unwrap());
+        let (owner, tokens) = (*owner, holder.tokens[..depth].to_vec());
+        self.naive.reach(owner, depth, source);
+        self.reserved(id, owner, &tokens, reservation.unwrap());
         Some(())
     }
 
@@ -435,7 +445,7 @@ impl Both {
         tokens.extend(more);
         tokens.truncate(depth.pick(self.naive.legal, tokens.len()));
         let reservation = self.real.reserve(lease, &tokens);
-        if let Err(misuse) = self.naive.check_depth(tokens.len()) {
+        if let Err(misuse) = self.naive.check_leased(*owner, tokens.len()) {
             assert_eq!(reservation.unwrap_err(), misuse);
             return Some(());
         }

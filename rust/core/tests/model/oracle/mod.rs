@@ -112,6 +112,8 @@ pub(crate) struct Holder {
     no_store: bool,
     /// Of the state it started from.
     encodings: u32,
+    /// The depths that its slots were said to hold, all of them.
+    said: Vec<(u32, usize)>,
 }
 
 impl Holder {

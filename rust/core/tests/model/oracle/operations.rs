@@ -10,6 +10,9 @@ use super::{
     Found, Fresh, Holder, Holdings, Naive, Page, Prefix, Published, Reserved, State, Writing,
 };
 
+const TAKE_ONE_THERE: Misuse =
+    Misuse::PoolMode("the engine allocates active slots: take one there");
+
 impl Naive {
     pub(crate) fn find(
         &self,
@@ -78,18 +81,19 @@ impl Naive {
                 resets,
             };
         }
-        let reserve = options.reserve.unwrap_or(tokens.len());
-        self.feasible(reserve.max(tokens.len()))?;
-        if !self.config.active.external && self.usage(PoolKind::Active).free == 0 {
-            return Err(OutOfSlots {
-                pool: PoolKind::Active,
-                wanted: 1,
-                free: 0,
-                evictable: 0,
-                retiring: self.usage(PoolKind::Active).retiring,
-            }
-            .into());
+        let external = self.config.active.external;
+        if options.slots == 0 {
+            let why = "a sequence has at least 1 active slot, got slots=0";
+            return Err(Misuse::Config(why.into()).into());
         }
+        if options.slots > 1 && external {
+            return Err(TAKE_ONE_THERE.into());
+        }
+        let reserve = options.reserve.unwrap_or(tokens.len());
+        let slots = if external { 0 } else { options.slots };
+        self.feasible(reserve.max(tokens.len()))?;
+        self.feasible_slots(slots)?;
+        self.shortfall(PoolKind::Active, slots)?;
         let claimed = reserve.max(found.length);
         let holder = Holder {
             namespace: namespace.clone(),
@@ -101,6 +105,7 @@ impl Naive {
             loaded: false,
             no_store: options.no_store,
             encodings: found.encodings,
+            said: Vec::new(),
         };
         self.holders.insert(id, holder);
         if let Err(short) = self.claim(
@@ -112,10 +117,7 @@ impl Naive {
             return Err(short.into());
         }
         self.expect_unused(PoolKind::Active, &fresh.active);
-        assert_eq!(
-            fresh.active.len(),
-            usize::from(!self.config.active.external)
-        );
+        assert_eq!(fresh.active.len(), slots);
         self.holder_mut(id).holdings.active = fresh.active;
         self.stats.starts += 1;
         if !options.no_read {
@@ -150,6 +152,7 @@ impl Naive {
             loaded: false,
             no_store: false,
             encodings: found.encodings,
+            said: Vec::new(),
         };
         self.holders.insert(id, holder);
         self.consume(found);
@@ -216,27 +219,36 @@ impl Naive {
 
     pub(crate) fn take_slot(&mut self, id: u64, fresh: Option<u32>) -> Result<(), Error> {
         if self.config.active.external {
-            return Err(
-                Misuse::PoolMode("the engine allocates active slots: take one there").into(),
-            );
+            return Err(TAKE_ONE_THERE.into());
         }
-        let (wanted, capacity) = (
-            self.holders[&id].slots().len() + 1,
-            self.config.active.capacity as usize,
-        );
-        if wanted > capacity {
-            return Err(Shortage::NeverFits {
-                pool: PoolKind::Active,
-                wanted,
-                capacity,
-            }
-            .into());
-        }
+        self.feasible_slots(self.holders[&id].slots().len() + 1)?;
         self.shortfall(PoolKind::Active, 1)?;
         let slot = fresh.expect("an active slot is free");
         self.expect_unused(PoolKind::Active, &[slot]);
         self.holder_mut(id).holdings.active.push(slot);
         Ok(())
+    }
+
+    pub(crate) fn give_back_slot(&mut self, id: u64, slot: u32) -> Result<(), Misuse> {
+        let holder = self.holder_mut(id);
+        if !holder.slots().contains(&slot) {
+            return Err(Misuse::NotYourSlot { slot });
+        }
+        if holder.slots()[0] == slot {
+            return Err(Misuse::RunningSlot { slot });
+        }
+        holder.holdings.active.retain(|&it| it != slot);
+        holder.said.retain(|&(it, _)| it != slot);
+        self.give_back(Holdings {
+            active: vec![slot],
+            ..Holdings::default()
+        });
+        Ok(())
+    }
+
+    /// A caller says that the state in a slot is of `depth` tokens.
+    pub(crate) fn reach(&mut self, id: u64, depth: usize, source: u32) {
+        self.holder_mut(id).said.push((source, depth));
     }
 
     pub(crate) fn check_source(&self, id: u64, depth: usize, source: u32) -> Result<(), Misuse> {
@@ -257,11 +269,32 @@ impl Naive {
         if !known {
             return Err(Misuse::NotYourSlot { slot: source });
         }
-        if holder.loaded {
-            Ok(())
-        } else {
-            Err(Misuse::NotLoaded)
+        if !holder.loaded {
+            return Err(Misuse::NotLoaded);
         }
+        // An engine's slots may hold something else by now.
+        let said = holder.said.iter().filter(|(slot, _)| *slot == source);
+        let said = said.filter(|_| !self.config.active.external);
+        let deepest = said.map(|&(_, depth)| depth).max().unwrap_or(0);
+        let reached = deepest.max(holder.reused);
+        if depth < reached {
+            return Err(Misuse::DepthPassed {
+                depth,
+                slot: source,
+                reached,
+            });
+        }
+        Ok(())
+    }
+
+    /// A lease whose state is still to be loaded has nothing deeper.
+    pub(crate) fn check_leased(&self, owner: u64, depth: usize) -> Result<(), Misuse> {
+        self.check_depth(depth)?;
+        let holder = &self.holders[&owner];
+        if holder.holdings.reads.is_some() && depth > holder.depth() {
+            return Err(Misuse::NotLoaded);
+        }
+        Ok(())
     }
 
     pub(crate) fn check_depth(&self, depth: usize) -> Result<(), Misuse> {
@@ -473,11 +506,16 @@ impl Naive {
                 capacity,
             });
         }
-        if !self.config.active.external && self.config.active.capacity == 0 {
+        Ok(())
+    }
+
+    fn feasible_slots(&self, wanted: usize) -> Result<(), Shortage> {
+        let capacity = self.config.active.capacity as usize;
+        if wanted > capacity {
             return Err(Shortage::NeverFits {
                 pool: PoolKind::Active,
-                wanted: 1,
-                capacity: 0,
+                wanted,
+                capacity,
             });
         }
         Ok(())
