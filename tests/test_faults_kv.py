@@ -243,6 +243,7 @@ class Work:
     reused: int
     step: Step
     stored: int = 0
+    named: int = 0  # the depth of the last checkpoint, for its state only goes deeper
 
 
 class Engine:
@@ -275,7 +276,7 @@ class Engine:
         prompt = [0, 0, self.random.randrange(2), 0, self.random.randrange(2), 0, 9]
         seq = self.cache.start(prompt)
         self.cache.active.state(seq.slot).fill_(1.0)
-        work = Work(seq, prompt, seq.pages, seq.reused, self.steps[-1])
+        work = Work(seq, prompt, seq.pages, seq.reused, self.steps[-1], named=seq.reused)
         self.assert_written(work, seq.reused)
         self.flying.append(work)
 
@@ -283,7 +284,8 @@ class Engine:
         newest = [work for work in self.flying if work.step == self.steps[-1]]
         if newest:
             work = self.random.choice(newest)
-            outcome = work.seq.checkpoint(self.random.choice([2, 4, 6]))
+            work.named = self.random.choice([depth for depth in (2, 4, 6) if depth >= work.named])
+            outcome = work.seq.checkpoint(work.named)
             work.stored = max(work.stored, outcome.depth if isinstance(outcome, Stored) else 0)
 
     def retire(self) -> None:

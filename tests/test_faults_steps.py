@@ -115,15 +115,6 @@ def test_a_step_that_is_left_by_dropping_its_block_has_failed(cache: PrefixCache
     assert retiring(cache) == NOTHING
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="a step is an integer, so it has no cancel()")
-def test_a_cancelled_step_withdraws_all_that_was_stored_in_it(cache: PrefixCache) -> None:
-    step: Any = cache.begin_step()
-    cached(cache)
-    step.cancel()
-    assert cache.lookup(PROMPT).length == 0
-    assert retiring(cache) == NOTHING
-
-
 # --- a step is retired in any case ---
 
 

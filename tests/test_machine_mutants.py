@@ -105,7 +105,17 @@ FRONT = {
         Lease, "loaded", "lease_loaded", "lease_depth", EngineMachine
     ),
     "a batch evicts before its last misuse is found": Mutant(
-        PrefixCache, "checkpoint_many", "self._native.can_checkpoint(seq._handle, depth, source)", "pass"
+        PrefixCache, "checkpoint_many", "self._can_checkpoint(states)", "pass"
+    ),
+    "a batch takes two depths from one slot": Mutant(
+        PrefixCache, "_can_checkpoint", "if depth != other:", "if False:"
+    ),
+    "a further slot of a start is not poisoned": Mutant(
+        PrefixCache, "_poison_further", "self.active.poison(slot)", "pass"
+    ),
+    "a start takes no further slot": Mutant(PrefixCache, "start", "slots=slots", "slots=min(slots, 1)"),
+    "a slot that was given back stays": Mutant(
+        Sequence, "give_back_slot", "self._cache._native.give_back_slot(self._handle, slot)", "pass"
     ),
     "a further slot is not poisoned": Mutant(
         Sequence, "take_slot", "self._cache.active.poison(slot)", "pass"
@@ -176,6 +186,33 @@ REFERENCE = {
     "a reset frees late": Mutant(ReferenceCache, "reset", "self._settle()", "pass"),
     "too many slots for the pool are called busy": Mutant(
         ReferenceCache, "take_slot", "len(seq.slots) == active.capacity", "active.capacity == 0"
+    ),
+    "a start has room for its first slot alone": Mutant(
+        ReferenceCache, "start", "self._must_be_spare(slots)", "self._must_be_spare(min(slots, 1))"
+    ),
+    "more slots than the pool has are called busy": Mutant(
+        ReferenceCache, "start", "len(tokens)), slots)", "len(tokens)))"
+    ),
+    "the running slot can be given back": Mutant(
+        ReferenceCache, "give_back_slot", "if slot == seq.slots[0]:", "if False:"
+    ),
+    "a slot that is given back waits for no step": Mutant(
+        ReferenceCache,
+        "give_back_slot",
+        'self._give_back({"active": [slot]})',
+        'self.pools["active"].give([slot])',
+    ),
+    "a slot that is taken again is as deep as before": Mutant(
+        ReferenceCache, "give_back_slot", "seq.reached.pop(slot, None)", "pass"
+    ),
+    "a state goes back to what was stored before": Mutant(
+        ReferenceCache, "reserve_checkpoint", "seq.reached[source] = depth", "pass"
+    ),
+    "a state goes back above what was reused": Mutant(
+        ReferenceCache, "can_checkpoint", "max(seq.matched.length, ", "max(0, "
+    ),
+    "a lease publishes past a state that it never loaded": Mutant(
+        ReferenceCache, "_must_be_loaded", "if lease.state and", "if False and", EngineMachine
     ),
     "states are evicted for pages that do not exist": Mutant(
         ReferenceCache, "_victim", "if evictable and self", "if self"

@@ -81,7 +81,7 @@ def test_no_read_reuses_nothing_and_no_store_stores_nothing() -> None:
     store(cache)
     assert cache.start(PROMPT, no_read=True).match.length == 0
     started = running(cache, no_store=True)
-    skipped = cache.reserve_checkpoint(started.sequence, 4, 1)
+    skipped = cache.reserve_checkpoint(started.sequence, 8, 1)
     assert isinstance(skipped, Skipped)
     assert (skipped.reason, skipped.wanted) == ("no_store", None)
     assert repr(skipped) == "Skipped(reason='no_store')"
@@ -91,7 +91,7 @@ def test_no_read_reuses_nothing_and_no_store_stores_nothing() -> None:
 def test_a_skip_names_its_reason(depth: int, reason: str) -> None:
     cache = make()
     store(cache)
-    started = running(cache)
+    started = running(cache, no_read=True)
     skipped = cache.reserve_checkpoint(started.sequence, depth, 1)
     assert isinstance(skipped, Skipped)
     assert skipped.reason == reason

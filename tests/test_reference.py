@@ -20,9 +20,9 @@ def small_cache(**sizes: int) -> ReferenceCache:
     return ReferenceCache(**(defaults | sizes))
 
 
-def run(cache: ReferenceCache, tokens: list[int], depth: int) -> Stored | Skipped:
+def run(cache: ReferenceCache, tokens: list[int], depth: int, *, no_read: bool = False) -> Stored | Skipped:
     """A whole request which caches the state at `depth`."""
-    seq = cache.start(tokens)
+    seq = cache.start(tokens, no_read=no_read)
     cache.loaded(seq)
     outcome = store(cache, seq, depth)
     cache.finish(seq)
@@ -61,7 +61,7 @@ def test_a_branch_is_not_named_where_a_state_is_being_written() -> None:
     cache = small_cache()
     run(cache, list(range(9)), 8)
     step = cache.begin_step()
-    run(cache, list(range(9)), 4)
+    run(cache, list(range(9)), 4, no_read=True)
     waiting = cache.lookup([0, 1, 2, 3, 9])
     assert (waiting.reason, waiting.branch) == ("not_ready", None)
     cache.retire_step(step)
@@ -164,15 +164,16 @@ def two_of(cache: ReferenceCache, tokens: list[int]) -> tuple[Running, Running]:
 
 
 def test_pages_are_shared_once_their_writer_is_done() -> None:
-    cache = small_cache(kv_pages=16, checkpoint_slots=4)
+    cache = small_cache(kv_pages=16, active_slots=3, checkpoint_slots=4)
     step = cache.begin_step()
     first, second = two_of(cache, list(range(9)))
     before = cache.pages_of(second)
     late = cache.reserve_checkpoint(second, 8, second.slots[0])
     assert isinstance(late, Pending)
+    further = cache.take_slot(second)
     store(cache, first, 4)
     assert cache.commit(second, late) == store(cache, second, 8) == Skipped("not_ready")
-    assert store(cache, second, 4) == Skipped("duplicate")
+    assert cache.reserve_checkpoint(second, 4, further) == Skipped("duplicate")
     assert isinstance(store(cache, first, 8), Stored), "it stands on its own pages"
     assert cache.pages_of(second) == before
     cache.retire_step(step, failed=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from radixstate import _native, budget
 from radixstate._native import Freed, Match, Namespace, Stats, Step, Stored, Usage
-from radixstate.errors import CacheError, ConfigError, OutOfSlotsError, TensorError
+from radixstate.errors import CacheError, ConfigError, DepthPassedError, OutOfSlotsError, TensorError
 from radixstate.finiteness import Proofs, Verdict
 from radixstate.lease import Lease
 from radixstate.owner import Owner, leave
@@ -151,6 +151,7 @@ class PrefixCache(Owner):
         no_read: bool = False,
         no_store: bool = False,
         max_length: int | None = None,
+        slots: int = 1,
     ) -> Sequence:
         """Starts a request, all or nothing: its active slot holds the state after `reused` tokens.
 
@@ -161,13 +162,14 @@ class PrefixCache(Owner):
             no_read: reuse nothing.
             no_store: store nothing.
             max_length: reuse at most so many tokens.
+            slots: active slots, at least 1; the further ones are as from `Sequence.take_slot`.
 
         Raises:
             OutOfSlotsError: a pool is short just now; nothing was evicted. Its `pool`, `wanted`, `free`,
                 `evictable` and `retiring` say whether to wait for a step or to end a request.
             NeverFitsError: more than a whole pool is needed.
             EmptyPromptError: `tokens` is empty.
-            ConfigError: active slots belong to the engine.
+            ConfigError: `slots` is 0, or active slots belong to the engine.
         """
         self._require_own_slots()
         if not no_read:
@@ -180,10 +182,12 @@ class PrefixCache(Owner):
                 no_read=no_read,
                 no_store=no_store,
                 max_length=max_length,
+                slots=slots,
             )
         )
         try:
             self._fill(started.load_from, cast(int, started.slot))
+            self._poison_further(started)
             self._native.loaded(started.sequence)
             return Sequence(self, started)
         except BaseException:
@@ -232,6 +236,8 @@ class PrefixCache(Owner):
             if it.load_from is None:
                 self.active.clear(cast(int, it.slot))
         for it in started:
+            self._poison_further(it)
+        for it in started:
             self._native.loaded(it.sequence)
         return [Sequence(self, it) if isinstance(it, _native.Started) else it for it in outcomes]
 
@@ -241,6 +247,11 @@ class PrefixCache(Owner):
             self.active.clear(slot)
         else:
             self._transfer.load([(source, slot)])
+
+    def _poison_further(self, started: Started) -> None:
+        """Makes the slots that a sequence took for states on the way unusable until a kernel writes them."""
+        for slot in self._native.slots(started.sequence)[1:]:
+            self.active.poison(slot)
 
     def _require_own_slots(self) -> None:
         if self._external:
@@ -262,10 +273,13 @@ class PrefixCache(Owner):
             raise
 
     def checkpoint_many(self, states: Iterable[tuple[Sequence, int, int]]) -> list[Stored | Skipped]:
-        """`Sequence.checkpoint` for (sequence, depth, source slot) each, encoded together."""
+        """`Sequence.checkpoint` for (sequence, depth, source slot) each, encoded together.
+
+        Raises:
+            DepthPassedError: also when one slot is named for two depths.
+        """
         states = list(states)
-        for seq, depth, source in states:
-            self._native.can_checkpoint(seq._handle, depth, source)
+        self._can_checkpoint(states)
         reserved: list[PendingHandle | _native.Skipped] = []
         try:
             for seq, depth, source in states:
@@ -288,6 +302,17 @@ class PrefixCache(Owner):
                 if isinstance(it, _native.PendingHandle):
                     it.drop()
             raise
+
+    def _can_checkpoint(self, states: list[tuple[Sequence, int, int]]) -> None:
+        """Finds every misuse of a batch before anything is evicted for it."""
+        depths: dict[int, int] = {}
+        for seq, depth, source in states:
+            self._native.can_checkpoint(seq._handle, depth, source)
+            other = depths.setdefault(source, depth)
+            if depth != other:
+                raise DepthPassedError(
+                    f"active slot {source} holds one state, and is named for depths {other} and {depth}"
+                )
 
     def _reserve(
         self, reserve: Callable[[], PendingHandle | _native.Skipped]

@@ -82,6 +82,7 @@ class Lease(Owner):
         Raises:
             SlotError: `source` is no active slot.
             UnalignedError: the number of tokens is not legal.
+            NotLoadedError: they go past the leased prefix, whose state was not loaded.
             PrefixMismatchError: the tokens do not go on from the leased prefix.
             LengthMismatchError: the pages are not those of the tokens past the leased prefix.
             PageOwnershipError: a page is out of range or cached already.

@@ -50,6 +50,11 @@ class Sequence(Owner):
         return slot
 
     @property
+    def slots(self) -> list[int]:
+        """All active slots: `slot`, then the further ones."""
+        return self._cache._native.slots(self._handle)
+
+    @property
     def reused(self) -> int:
         """Tokens whose pages and state were taken from the cache: compute from here on."""
         return self._cache._native.reused(self._handle)
@@ -140,10 +145,25 @@ class Sequence(Owner):
 
         Raises:
             OutOfSlotsError: none is free.
+            NeverFitsError: the sequence has all there are.
         """
-        slot = self._cache._native.take_slot(self._handle)
-        self._cache.active.poison(slot)
+        native = self._cache._native
+        slot = native.take_slot(self._handle)
+        try:
+            self._cache.active.poison(slot)
+        except BaseException:
+            native.give_back_slot(self._handle, slot)
+            raise
         return slot
+
+    def give_back_slot(self, slot: int) -> None:
+        """Gives back a slot from `take_slot` or `start(slots=...)`, once the steps in flight have retired.
+
+        Raises:
+            RunningSlotError: `slot` is the one that the sequence runs in.
+            NotYourSlotError: `slot` is no slot of this sequence.
+        """
+        self._cache._native.give_back_slot(self._handle, slot)
 
     def checkpoint(self, depth: int | None = None, *, source: int | None = None) -> Stored | Skipped:
         """Caches the state that an active slot holds. Optional work: want of room is a result, not an error.
@@ -156,6 +176,8 @@ class Sequence(Owner):
         Raises:
             UnalignedError: `depth` is not legal, see `PrefixCache.legal_depth`.
             DepthPastEndError: `depth` is beyond the known tokens.
+            DepthPassedError: `depth` is less than the sequence reused, or than `source` was named for before: a
+                state only goes deeper.
             NotYourSlotError: `source` is no slot of this sequence.
         """
         if depth is None:

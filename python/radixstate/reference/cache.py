@@ -212,14 +212,16 @@ class ReferenceCache:
         no_read: bool = False,
         no_store: bool = False,
         max_length: int | None = None,
+        slots: int = 1,
     ) -> Running:
-        """Pins the match and takes an active slot and pages for `reserve` tokens, or changes nothing."""
+        """Pins the match and takes active slots and pages for `reserve` tokens, or changes nothing."""
         matched = self.lookup(tokens, namespace=namespace, max_length=max_length)
         if no_read:
             matched = Match(matched.prefix.cut(0), kv_length=0, branch=None, reason="no_prefix", state=None)
+        slots = self._slots_to_take(slots)
         claimed = max(len(tokens) if reserve is None else reserve, matched.length)
-        self._must_ever_fit(max(claimed, len(tokens)))
-        slots = self._spare_slots()
+        self._must_ever_fit(max(claimed, len(tokens)), slots)
+        self._must_be_spare(slots)
         lease = self._pin(matched)
         try:
             private = self._take_pages(self.pages_for(claimed) - self.pages_for(matched.length))
@@ -235,19 +237,26 @@ class ReferenceCache:
         self.running.append(seq)
         return seq
 
-    def _must_ever_fit(self, tokens: int) -> None:
+    def _slots_to_take(self, slots: int) -> int:
+        """Active slots that a start takes from the pool: none of an engine's."""
+        if slots == 0:
+            raise Misuse("config")
+        if slots > 1 and self.pools["active"].external:
+            raise Misuse("pool_mode")
+        return 0 if self.pools["active"].external else slots
+
+    def _must_ever_fit(self, tokens: int, slots: int = 0) -> None:
         kv, active = self.pools["kv"], self.pools["active"]
         if self.pages_for(tokens) > kv.capacity:
             raise NeverFits("kv", self.pages_for(tokens), kv.capacity)
-        if active.capacity == 0 and not active.external:
-            raise NeverFits("active", 1, 0)
+        if slots > active.capacity:
+            raise NeverFits("active", slots, active.capacity)
 
-    def _spare_slots(self) -> int:
-        """Active slots that can be taken, one at most; none of an engine's. No cached prefix can give any."""
-        active = self.pools["active"]
-        if not active.external and not active.free:
-            raise Shortage("active", 1, 0, 0, self.usage("active").retiring)
-        return 0 if active.external else 1
+    def _must_be_spare(self, slots: int) -> None:
+        """Active slots that are not free can't be had: no cached prefix can give any."""
+        free = len(self.pools["active"].free)
+        if slots > free:
+            raise Shortage("active", slots, free, 0, self.usage("active").retiring)
 
     def _take_pages(self, n: int) -> list[int]:
         """Takes `n` pages and evicts exactly what is missing, or changes nothing."""
@@ -297,8 +306,19 @@ class ReferenceCache:
             raise Misuse("pool_mode")
         if len(seq.slots) == active.capacity:
             raise NeverFits("active", len(seq.slots) + 1, active.capacity)
-        seq.slots += active.take(self._spare_slots())
+        self._must_be_spare(1)
+        seq.slots += active.take(1)
         return seq.slots[-1]
+
+    def give_back_slot(self, seq: Running, slot: int) -> None:
+        """Gives a further active slot back; what state it held is forgotten."""
+        if slot not in seq.slots:
+            raise Misuse("not_your_slot")
+        if slot == seq.slots[0]:
+            raise Misuse("running_slot")
+        seq.slots.remove(slot)
+        seq.reached.pop(slot, None)
+        self._give_back({"active": [slot]})
 
     def finish(self, seq: Running) -> None:
         """Gives back everything a sequence owns."""
@@ -310,6 +330,8 @@ class ReferenceCache:
     def reserve_checkpoint(self, seq: Running, depth: int, source: int | None) -> Pending | Skipped:
         """Takes a checkpoint slot for the state at `depth`, which active slot `source` holds."""
         self.can_checkpoint(seq, depth, source)
+        if not self.pools["active"].external:
+            seq.reached[source] = depth
         return Skipped("no_store") if seq.no_store else self.reserve(seq.lease, seq.tokens[:depth])
 
     def can_checkpoint(self, seq: Running, depth: int, source: int | None) -> None:
@@ -322,11 +344,14 @@ class ReferenceCache:
             raise Misuse("not_your_slot")
         if not seq.loaded:
             raise Misuse("not_loaded")
+        if depth < max(seq.matched.length, seq.reached.get(source, 0)):
+            raise Misuse("depth_passed")  # a state only goes deeper
 
     def reserve(self, lease: Lease, tokens: Sequence[int]) -> Pending | Skipped:
         """Takes a checkpoint slot for the state after `tokens`, evicting a state only when there is need."""
         self._must_be_legal(len(tokens))
         target = self._along(lease, tokens)
+        self._must_be_loaded(lease, len(tokens))
         if not tokens:
             return Skipped("not_aligned")
         if skipped := self._barred(lease, target):
@@ -353,6 +378,11 @@ class ReferenceCache:
     def _must_be_legal(self, depth: int) -> None:
         if depth != self.legal_depth(depth):
             raise Misuse("unaligned")
+
+    def _must_be_loaded(self, lease: Lease, depth: int) -> None:
+        """A state past the leased one goes on from it."""
+        if lease.state and depth > lease.prefix.depth:
+            raise Misuse("not_loaded")
 
     @staticmethod
     def _along(lease: Lease, tokens: Sequence[int]) -> Prefix:
@@ -413,6 +443,7 @@ class ReferenceCache:
         known = [*self.pages.values(), *kv.outbox]
         if len(set(pages)) < len(pages) or any(p in known or not 1 <= p <= kv.capacity for p in pages):
             raise Misuse("page_ownership")
+        self._must_be_loaded(lease, target.depth)
 
     def _publish(
         self, lease: Lease, target: Prefix, pages: Sequence[int], pending: Pending, proven: bool

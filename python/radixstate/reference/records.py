@@ -170,6 +170,7 @@ class Running:
     private: list[int]  # pages of its own, which start where its lease ends
     no_store: bool
     loaded: bool = False
+    reached: dict[int | None, int] = field(default_factory=dict)  # depths that slots were last named for
 
 
 @dataclass(eq=False)

@@ -178,9 +178,17 @@ class Audit:
 
     def begin(self, owner: Owner) -> None:
         """A sequence has started: its slot holds the state it reuses, or the empty one."""
-        agree("slots of two ranks", owner.plain.slot, owner.twins.rank.slot)
+        agree("slots of two ranks", owner.slots, owner.twins.rank.slots)
+        agree("slots of a sequence", len(owner.slots), len(owner.running.slots))
         self.owners.append(owner)
-        self.expect_loaded(owner.plain.slot, owner.running.matched.state)
+        self.expect_loaded(owner.slots[0], owner.running.matched.state)
+        for slot in owner.slots[1:]:
+            self.expect_unusable(slot)
+
+    def give_back(self, owner: Owner, slot: int) -> None:
+        """A sequence has given one of its slots back."""
+        owner.slots.remove(slot)
+        self._retiring.add("active", [slot])
 
     def end(self, owner: Owner) -> None:
         """A sequence has ended."""

@@ -135,6 +135,7 @@ class CheckedCache(_Wrapper):
         no_read: bool = False,
         no_store: bool = False,
         max_length: int | None = None,
+        slots: int = 1,
     ) -> CheckedSequence:
         """See `PrefixCache.start`."""
         tokens = _readable(tokens)
@@ -144,6 +145,7 @@ class CheckedCache(_Wrapper):
             "no_read": no_read,
             "no_store": no_store,
             "max_length": max_length,
+            "slots": slots,
         }
         return self._adopt([self._agree("start", lambda it: it.cache.start(tokens, **options))])[0]
 
@@ -297,11 +299,11 @@ class CheckedCache(_Wrapper):
 
     def _adopt(self, started: list[Twins]) -> list[CheckedSequence]:
         """Sequences that started: their slots hold what they reuse."""
-        owners = [Owner(twins, [twins.library.slot]) for twins in started]
+        owners = [Owner(twins, twins.library.slots) for twins in started]
         for owner in owners:
             self._remember(Twins(*(it.match for it in owner.twins)))
             self._audit.begin(owner)
-        self._audit.after(touched=owners, written=[owner.plain.slot for owner in owners])
+        self._audit.after(touched=owners, written=[slot for owner in owners for slot in owner.slots])
         return [CheckedSequence(self, owner) for owner in owners]
 
     def _encode(self, source: int, model_slot: int) -> bytes | None:
@@ -360,6 +362,7 @@ class CheckedSequence(_Wrapper):
 
     match: Match
     slot: int
+    slots: list[int]
     reused: int
     length: int
     claimed: int
@@ -403,6 +406,16 @@ class CheckedSequence(_Wrapper):
         self._cache._audit.expect_unusable(answers.library)
         self._cache._audit.after(written=[answers.library])
         return int(answers.library)
+
+    def give_back_slot(self, slot: int) -> None:
+        """See `Sequence.give_back_slot`."""
+        cache, model_slot = self._cache, _model_slot(self, slot)
+        cache._agree(
+            "give_back_slot",
+            lambda it: it.of(self).give_back_slot(model_slot if it.cache is cache._model else slot),
+        )
+        cache._audit.give_back(self._owner, slot)
+        cache._audit.after()
 
     def checkpoint(self, depth: int | None = None, *, source: int | None = None) -> Stored | Skipped:
         """See `Sequence.checkpoint`."""

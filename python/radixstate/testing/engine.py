@@ -21,6 +21,7 @@ from radixstate.testing.base_machine import (
     Prompts,
     allowed,
     depths,
+    rarely,
     values,
     warm,
 )
@@ -69,10 +70,15 @@ class EngineMachine(CacheMachine):
         drawn=depths,
         slip=slips,
         value=values,
+        forget=rarely,
     )
-    def publish(self, number: int, drawn: tuple[int, bool], slip: str, value: float | None) -> Any:
+    def publish(
+        self, number: int, drawn: tuple[int, bool], slip: str, value: float | None, forget: bool = False
+    ) -> Any:
         """The engine has computed on, perhaps to a state that is not finite, and perhaps slips."""
         leased = self.leased[number]
+        if not forget:
+            self.load(number, 2)
         known = leased.prompt[: self.depth(drawn, len(leased.prompt))]
         pages = self.new_pages(leased.lease, len(known), slip)
         self.write(1, (leased.namespace, tuple(known)), value)

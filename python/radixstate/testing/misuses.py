@@ -10,11 +10,13 @@ from radixstate import PrefixCache, StateSpec, Stored
 from radixstate.errors import (
     AlreadyLoadedError,
     ConfigError,
+    DepthPassedError,
     DepthPastEndError,
     EmptyPromptError,
     MisuseError,
     NotClaimedError,
     NotYourSlotError,
+    RunningSlotError,
     SlotError,
     TokenRangeError,
     UnalignedError,
@@ -77,6 +79,7 @@ def of_schedulers(
     wrong: Wrong = [
         (EmptyPromptError, lambda: cache.start([])),
         (TokenRangeError, lambda: cache.start([-1])),
+        (ConfigError, lambda: cache.start([0], slots=0)),
         (WrongCacheError, lambda: cache.checkpoint_many([(foreign.seq, grid, 1)])),
     ]
     for seq in live:
@@ -87,6 +90,7 @@ def of_schedulers(
             (UseAfterFinishError, seq.abort),
             (UseAfterFinishError, seq.shrink),
             (UseAfterFinishError, seq.take_slot),
+            (UseAfterFinishError, partial(seq.give_back_slot, 1)),
             (UseAfterFinishError, partial(seq.grow, 1)),
             (UseAfterFinishError, partial(seq.append, [0])),
             (UseAfterFinishError, partial(seq.checkpoint, grid)),
@@ -99,9 +103,13 @@ def _on_a_live_one(seq: CheckedSequence, grid: int) -> Wrong:
     wrong: Wrong = [
         (DepthPastEndError, lambda: seq.checkpoint(beyond)),
         (NotYourSlotError, lambda: seq.checkpoint(0, source=0)),
+        (NotYourSlotError, partial(seq.give_back_slot, 0)),
+        (RunningSlotError, lambda: seq.give_back_slot(seq.slot)),
         (TokenRangeError, lambda: seq.append([2**32])),
         (NotClaimedError, lambda: seq.append([0] * (1 + max(0, seq.claimed - seq.length)))),
     ]
+    if seq.reused:
+        wrong.append((DepthPassedError, lambda: seq.checkpoint(seq.reused - grid)))
     return wrong if grid == 1 else [*wrong, (UnalignedError, lambda: seq.checkpoint(1))]
 
 

@@ -46,10 +46,15 @@ class Running:
     seq: CheckedSequence
     namespace: Namespace
     held: dict[int, tuple[Key | None, float | None]] = field(default_factory=dict)  # as `write` puts it there
+    reached: dict[int, int] = field(default_factory=dict)  # how deep the state in each slot has come
 
     def key(self, depth: int) -> Key:
         """The first `depth` of its tokens."""
         return self.namespace, tuple(self.seq.tokens[:depth])
+
+    def least(self, slot: int) -> int:
+        """The shallowest state that a slot may still give."""
+        return max(self.reached.get(slot, 0), self.seq.reused)
 
 
 class SchedulerMachine(CacheMachine):
@@ -75,6 +80,8 @@ class SchedulerMachine(CacheMachine):
         request.held[seq.slot] = request.key(seq.reused) if seq.reused else None, None
         self.expect(seq.slot, *request.held[seq.slot])
         self.live[number] = request
+        for slot in seq.slots[1:]:
+            self.compute(number, slot, 0)
         return number
 
     def compute(self, number: int, slot: int, depth: int, value: float | None = None) -> None:
@@ -93,6 +100,7 @@ class SchedulerMachine(CacheMachine):
         most=st.none() | st.none() | st.integers(0, 12),
         no_read=rarely,
         no_store=rarely,
+        slots=st.sampled_from([1] * 8 + [2, 2, 3, 0]),
     )
     def start(
         self,
@@ -103,10 +111,12 @@ class SchedulerMachine(CacheMachine):
         most: int | None,
         no_read: bool,
         no_store: bool,
+        slots: int,
     ) -> Any:
         """A request, with any option."""
         prompt, namespace = self.ask(prompt, namespace, again)
         options: Any = {"reserve": reserve, "max_length": most, "no_read": no_read, "no_store": no_store}
+        options["slots"] = slots
         seq = allowed(lambda: self.cache.start(prompt, namespace=namespace, **options))
         return multiple() if seq is None else self.admit(seq, namespace)
 
@@ -114,11 +124,13 @@ class SchedulerMachine(CacheMachine):
         target=sequences,
         drawn=st.lists(st.tuples(prompts, namespaces, again), min_size=1, max_size=4),
         empty=rarely,
+        slots=st.sampled_from([1, 1, 1, 2]),
     )
-    def start_many(self, drawn: list[tuple[list[int], Namespace, int]], empty: bool) -> Any:
+    def start_many(self, drawn: list[tuple[list[int], Namespace, int]], empty: bool, slots: int) -> Any:
         """A scheduler step's worth of requests, of which some are refused."""
         asked = [self.ask(*each) for each in drawn] + [([], strategies.NAMESPACES[0])] * empty
-        outcomes = zip(self.cache.start_many([StartRequest(*each) for each in asked]), asked, strict=True)
+        requests = [StartRequest(*each, slots=slots) for each in asked]
+        outcomes = zip(self.cache.start_many(requests), asked, strict=True)
         started = [(seq, namespace) for seq, (_, namespace) in outcomes if isinstance(seq, CheckedSequence)]
         return multiple(*[self.admit(seq, namespace) for seq, namespace in started])
 
@@ -162,43 +174,72 @@ class SchedulerMachine(CacheMachine):
             self.take_slot(number, 1)
         return {"running": request.seq.slot, "track": [*request.held][-1], "nobody's": 0}[which]
 
+    @rule(number=sequences, which=st.sampled_from(["track"] * 4 + ["running", "nobody's"]))
+    def give_back_slot(self, number: int, which: str) -> None:
+        """A slot for a state on the way goes back before its request ends; no other does."""
+        request, slot = self.live[number], self.source(number, which)
+        allowed(lambda: request.seq.give_back_slot(slot))
+        if slot != request.seq.slot:
+            request.held.pop(slot, None)
+            request.reached.pop(slot, None)
+
     @rule(
         target=CacheMachine.stored,
         number=sequences,
         drawn=depths,
         which=st.sampled_from(["running"] * 4 + ["track"] * 2 + ["nobody's"]),
         value=values,
+        back=rarely,
     )
-    def checkpoint(self, number: int, drawn: tuple[int, bool], which: str, value: float | None) -> Any:
+    def checkpoint(
+        self, number: int, drawn: tuple[int, bool], which: str, value: float | None, back: bool = False
+    ) -> Any:
         """From any slot of the request or from nobody's, at any depth, finite or not."""
         request = self.live[number]
         depth = self.depth(drawn, min(request.seq.length, request.seq.claimed))
         source = self.source(number, which)
+        depth = depth if back else max(depth, request.least(source))
         if source:
             self.compute(number, source, depth, value)
         stored = allowed(lambda: request.seq.checkpoint(depth, source=source))
-        if stored is not None and source != request.seq.slot:
-            self.compute(number, source, 0)  # a further slot gives its state once
+        if stored is not None:
+            request.reached[source] = depth
+            if source != request.seq.slot:
+                self.compute(number, source, 0)  # a further slot gives its state once
         return stored if isinstance(stored, Stored) else multiple()
+
+    @rule(target=CacheMachine.stored, number=sequences, drawn=depths)
+    def checkpoint_from_a_slot_taken_again(self, number: int, drawn: tuple[int, bool]) -> Any:
+        """A slot that goes back and is taken again may hold a shallower state than in its first life."""
+        self.checkpoint(number, (20, True), "track", None)
+        self.give_back_slot(number, "track")
+        return self.checkpoint(number, drawn, "track", None, back=True)
 
     @rule(
         target=CacheMachine.stored,
         numbers=st.lists(sequences, min_size=1, max_size=3),
         limit=st.integers(1, 20),
         value=values,
-        slip=st.sampled_from([False, False, True]),
+        slip=st.sampled_from(["none", "none", "nobody's slot", "two depths"]),
     )
-    def checkpoint_many(self, numbers: list[int], limit: int, value: float | None, slip: bool) -> Any:
+    def checkpoint_many(self, numbers: list[int], limit: int, value: float | None, slip: str) -> Any:
         """All are reserved before the first is committed: one may find its prefix stored meanwhile."""
         states = []
         for number in numbers:
             request = self.live[number]
             depth = self.cache.legal_depth(min(limit, request.seq.length, request.seq.claimed))
+            depth = max(depth, request.least(request.seq.slot))
             self.compute(number, request.seq.slot, depth, value if number == numbers[-1] else None)
             states.append((request.seq, depth, request.seq.slot))
-        if slip:
-            states.append((self.live[numbers[0]].seq, 0, 0))  # nobody's slot
+        if slip == "nobody's slot":
+            states.append((self.live[numbers[0]].seq, 0, 0))
+        if slip == "two depths":
+            seq, depth, slot = states[0]
+            states.append((seq, max(0, depth - self.grid), slot))
         outcomes = allowed(lambda: self.cache.checkpoint_many(states)) or []
+        for number, _ in zip(numbers, outcomes, strict=False):
+            request = self.live[number]
+            request.reached[request.seq.slot] = states[numbers.index(number)][1]
         return multiple(*[it for it in outcomes if isinstance(it, Stored)])
 
     def has_room(self) -> bool:
@@ -232,7 +273,7 @@ class SchedulerMachine(CacheMachine):
         """Two requests compute the same prefix at the same time, and go on."""
         twins = self.cache.start_many([StartRequest(prompt, namespace)] * 2)
         started = [self.admit(seq, namespace) for seq in twins if isinstance(seq, CheckedSequence)]
-        self.checkpoint_many(started, len(prompt), None, slip=False)
+        self.checkpoint_many(started, len(prompt), None, slip="none")
         return multiple(*started)
 
     @precondition(lambda self: self.cache.usage("active").free > 1)
@@ -261,10 +302,12 @@ class SchedulerMachine(CacheMachine):
         self.ended = [] if how == "drop" else [seq]
 
     @precondition(lambda self: self.live)
-    @rule(target=CacheMachine.stored, number=CacheMachine.leases, drawn=depths)
-    def publish(self, number: int, drawn: tuple[int, bool]) -> Any:
+    @rule(target=CacheMachine.stored, number=CacheMachine.leases, drawn=depths, forget=rarely)
+    def publish(self, number: int, drawn: tuple[int, bool], forget: bool) -> Any:
         """Without KV a lease can publish as a sequence does; with pages of the cache's own it is misuse."""
         leased = self.leased[number]
+        if not forget:
+            leased.lease.loaded()
         known = leased.prompt[: self.depth(drawn, len(leased.prompt))]
         slot, held = next(pair for request in self.live.values() for pair in request.held.items())
         self.write(slot, (leased.namespace, tuple(known)))

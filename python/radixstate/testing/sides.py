@@ -34,6 +34,7 @@ class AnySequence(Protocol):
     def append(self, tokens: Tokens) -> None: ...
     def shrink(self) -> None: ...
     def take_slot(self) -> int: ...
+    def give_back_slot(self, slot: int) -> None: ...
     def finish(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -62,6 +63,7 @@ class AnyCache(Protocol):
         no_read: bool = False,
         no_store: bool = False,
         max_length: int | None = None,
+        slots: int = 1,
     ) -> AnySequence: ...
     def start_many(self, requests: Iterable[StartRequest]) -> Any: ...
     def checkpoint_many(self, states: Iterable[tuple[Any, int, int]]) -> Any: ...
@@ -128,11 +130,12 @@ class Model:
         no_read: bool = False,
         no_store: bool = False,
         max_length: int | None = None,
+        slots: int = 1,
     ) -> ModelSequence:
         """See `PrefixCache.start`."""
         self._require_internal()
         options = {"reserve": reserve, "no_read": no_read, "no_store": no_store, "max_length": max_length}
-        return self._loaded(self._start(tokens, namespace, **options))
+        return self._loaded(self._start(tokens, namespace, slots=slots, **options))
 
     def start_many(self, requests: Iterable[StartRequest]) -> list[ModelSequence | Exception]:
         """See `PrefixCache.start_many`."""
@@ -145,8 +148,11 @@ class Model:
     ) -> list[records.Stored | records.Skipped | Skipped]:
         """See `PrefixCache.checkpoint_many`."""
         asked = [(self._own(seq, ModelSequence)._alive(), depth, source) for seq, depth, source in states]
-        for each in asked:
-            self.reference.can_checkpoint(*each)
+        depths: dict[int, int] = {}
+        for running, depth, source in asked:
+            self.reference.can_checkpoint(running, depth, source)
+            if depths.setdefault(source, depth) != depth:
+                raise records.Misuse("depth_passed")  # a slot holds one state
         taken = [self.reference.reserve_checkpoint(*each) for each in asked]
         self.reserved = sum(isinstance(it, records.Pending) for it in taken)
         return [
@@ -194,7 +200,7 @@ class Model:
         self.reference.invalidate(self._own(stored, records.Stored).serial)
 
     def _attempt(self, request: StartRequest) -> ModelSequence | Exception:
-        names = ("reserve", "no_read", "no_store", "max_length")
+        names = ("reserve", "no_read", "no_store", "max_length", "slots")
         try:
             return self._start(
                 request.tokens, request.namespace, **{name: getattr(request, name) for name in names}
@@ -260,6 +266,10 @@ class ModelSequence:
     def take_slot(self) -> int:
         """See `Sequence.take_slot`."""
         return self.cache.reference.take_slot(self._alive())
+
+    def give_back_slot(self, slot: int) -> None:
+        """See `Sequence.give_back_slot`."""
+        self.cache.reference.give_back_slot(self._alive(), slot)
 
     def finish(self) -> None:
         """See `Sequence.finish`."""

@@ -137,7 +137,9 @@ impl Cache {
         self.own(&lease.0)?;
         self.collect_dropped();
         let leased = &self.leases[lease.0.key];
-        check_tokens(&self.ledger, leased, tokens)?;
+        check_depth(&self.ledger, tokens.len())?;
+        check_prefix(&self.ledger, leased, tokens)?;
+        check_loaded(leased, tokens.len())?;
         let slot = self.ledger.reserve(leased, tokens);
         Ok(self.pend(lease.0.serial, tokens.len(), slot))
     }
@@ -149,8 +151,10 @@ impl Cache {
     /// As [`Cache::reserve`] and [`Cache::publish`].
     pub fn can_publish(&self, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Result<(), Misuse> {
         let leased = self.leased(lease)?;
-        check_tokens(&self.ledger, leased, tokens)?;
-        check_pages(&self.ledger, leased, tokens.len(), pages)
+        check_depth(&self.ledger, tokens.len())?;
+        check_prefix(&self.ledger, leased, tokens)?;
+        check_pages(&self.ledger, leased, tokens.len(), pages)?;
+        check_loaded(leased, tokens.len())
     }
 
     /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the
@@ -262,12 +266,9 @@ fn check_length(what: &'static str, given: usize, expected: usize) -> Result<(),
     }
 }
 
-/// Whether a lease may publish `tokens`. A deeper state than the leased one goes on from it, so that
-/// was loaded.
-fn check_tokens(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {
-    check_depth(ledger, tokens.len())?;
-    check_prefix(ledger, leased, tokens)?;
-    if leased.holdings.checkpoint.is_some() && tokens.len() > leased.depth {
+/// A state past the leased one goes on from it, so that was loaded.
+fn check_loaded(leased: &Leased, depth: usize) -> Result<(), Misuse> {
+    if leased.holdings.checkpoint.is_some() && depth > leased.depth {
         return Err(Misuse::NotLoaded);
     }
     Ok(())
