@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 from radixstate import ActivePool, ConvSpec, PrefixCache, Skipped, StartRequest, StateSpec, Stored
-from radixstate.errors import MisuseError, NotLoadedError, OutOfSlotsError, TensorError
+from radixstate.errors import (
+    CacheError,
+    DepthPassedError,
+    MisuseError,
+    NotLoadedError,
+    OutOfSlotsError,
+    TensorError,
+)
 
 SPEC = StateSpec(
     layers=2, heads=2, d_k=4, d_v=4, dtype="float32", layout="v_last", conv=(ConvSpec((3, 2), "float32"),)
@@ -102,6 +109,10 @@ def start_a_miss(cache: PrefixCache) -> Any:
     return cache.start([99, *PROMPT])
 
 
+def start_with_further_slots(cache: PrefixCache) -> Any:
+    return cache.start(PROMPT, slots=3)
+
+
 def start_many(cache: PrefixCache) -> Any:
     return cache.start_many([StartRequest(PROMPT), StartRequest([]), StartRequest([99, *PROMPT])])
 
@@ -118,7 +129,7 @@ def take_slot(cache: PrefixCache, seqs: list[Any]) -> Any:
     return seqs[0].take_slot()
 
 
-STARTS = (start_a_hit, start_a_miss, start_many)
+STARTS = (start_a_hit, start_a_miss, start_with_further_slots, start_many)
 ON_SEQUENCES = (checkpoint, checkpoint_many)
 
 
@@ -171,6 +182,9 @@ BOTH = ("before", "after")
         (start_a_hit, "loaded", 1),
         (start_a_miss, "clear", 1),
         (start_a_miss, "loaded", 1),
+        (start_with_further_slots, "poison", 1),
+        (start_with_further_slots, "poison", 2),
+        (start_with_further_slots, "loaded", 1),
         (start_many, "load", 1),
         (start_many, "clear", 1),
         (start_many, "loaded", 1),
@@ -265,7 +279,9 @@ def test_a_cache_whose_starts_failed_has_room_for_another(kept: Callable[[Prefix
 def test_a_slot_that_cannot_be_poisoned_is_given_back(when: str) -> None:
     cache = make()
     with cache.start(PROMPT) as seq:
-        assert gives_everything_back(cache, seq.take_slot, f"{when} poison")
+        for point in (f"{when} poison", f"{when} take_slot"):
+            assert gives_everything_back(cache, seq.take_slot, point)
+        assert seq.slots == [seq.slot]
 
 
 def test_a_taken_slot_can_be_given_back_alone() -> None:
@@ -287,6 +303,68 @@ def test_a_start_takes_its_further_slots_or_evicts_nothing() -> None:
     assert cache.lookup(PROMPT).length == 8, "nothing was evicted for a start that had no slots"
     with cache.start([98] * 8, slots=3) as seq:
         assert len(seq.slots) == 3
+
+
+@pytest.mark.parametrize("how", ["start", "start_many"])
+@pytest.mark.parametrize("prompt", [PROMPT, [99, *PROMPT]], ids=["a hit", "a miss"])
+def test_the_further_slots_of_a_start_hold_nothing_that_could_be_cached(how: str, prompt: list[int]) -> None:
+    cache = cached(make())
+    for slot in (1, 2, 3):
+        cache.active.state(slot).fill_(7)
+    if how == "start":
+        seq: Any = cache.start(prompt, slots=3)
+    else:
+        (seq,) = cache.start_many([StartRequest(prompt, slots=3)])
+    with seq:
+        slot, *further = seq.slots
+        assert slot == seq.slot
+        assert cache.active.state(slot).isfinite().all()
+        assert [seq.checkpoint(16, source=it) for it in further] == [Skipped("non_finite")] * 2
+
+
+def test_a_start_of_many_counts_the_further_slots_of_each() -> None:
+    cache = make()
+    outcomes = cache.start_many([StartRequest([n] * 9, slots=2) for n in (97, 98)])
+    started, refused = outcomes
+    assert isinstance(refused, OutOfSlotsError)
+    assert (refused.pool, refused.wanted, refused.free) == ("active", 2, 1)
+    assert not isinstance(started, CacheError)
+    started.finish()
+
+
+def test_a_slot_given_back_in_a_step_is_nobody_elses_before_the_step_has_retired() -> None:
+    cache = make(active_slots=2)
+    with cache.start(PROMPT, slots=2) as seq:
+        with cache.step():
+            seq.give_back_slot(seq.slots[1])
+            with pytest.raises(OutOfSlotsError) as short:
+                cache.start([99])
+            assert short.value.retiring == 1
+        cache.start([99]).finish()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        (lambda seq: seq.give_back_slot(seq.slot), "holds the running state"),
+        (lambda seq: seq.give_back_slot(0), "active slot 0 is not one of this sequence's slots"),
+        (lambda seq: seq.give_back_slot(-1), "slot -1 is outside"),
+    ],
+)
+def test_a_slot_that_cannot_be_given_back_stays(wrong: Callable[[Any], Any], rule: str) -> None:
+    cache = make()
+    with cache.start(PROMPT, slots=2) as seq:
+        with pytest.raises(MisuseError, match=rule):
+            wrong(seq)
+        assert len(seq.slots) == 2
+
+
+@pytest.mark.parametrize("slots", [0, -1, 2**70])
+def test_a_number_of_slots_that_no_request_can_have_is_refused(slots: int) -> None:
+    cache = make()
+    with pytest.raises(MisuseError, match="slots"):
+        cache.start(PROMPT, slots=slots)
+    assert cache.usage("active").held == 0
 
 
 # --- pools that can or cannot work ---
@@ -453,22 +531,27 @@ def test_a_sequence_has_no_state_above_what_it_started_from() -> None:
     cache.evict("checkpoint", 0)
     with cache.start(PROMPT) as seq:
         assert seq.reused == 16
-        with pytest.raises(MisuseError):
-            seq.checkpoint(8)
+        for source in (seq.slot, seq.take_slot()):
+            with pytest.raises(DepthPassedError, match=rf"depth 8 is behind .* {source}, .* 16 tokens"):
+                seq.checkpoint(8, source=source)
 
 
 def test_a_running_slot_never_goes_back_to_a_shallower_state() -> None:
     cache = make()
     with cache.start(PROMPT) as seq:
         seq.checkpoint(16)
-        with pytest.raises(MisuseError):
+        with pytest.raises(DepthPassedError, match="depth 8 is behind active slot 1"):
             seq.checkpoint(8)
 
 
 def test_a_batch_names_one_depth_for_each_slot() -> None:
     cache = make()
-    with cache.start(PROMPT) as seq, pytest.raises(MisuseError):
-        cache.checkpoint_many([(seq, 8, seq.slot), (seq, 16, seq.slot)])
+    with cache.start(PROMPT) as seq:
+        for depths in ((8, 16), (16, 8)):
+            with pytest.raises(DepthPassedError, match="active slot 1 holds one state"):
+                cache.checkpoint_many([(seq, depth, seq.slot) for depth in depths])
+        assert cache.usage("checkpoint").free == 6, "nothing was stored"
+        assert isinstance(seq.checkpoint(8), Stored), "nothing was said of the slot"
 
 
 def test_a_lease_that_never_loaded_its_state_publishes_nothing_deeper() -> None:
@@ -477,3 +560,6 @@ def test_a_lease_that_never_loaded_its_state_publishes_nothing_deeper() -> None:
         lease.publish(PROMPT[:8], source=1, pages=[1, 2])
     with cache.lease(cache.lookup(PROMPT)) as lease, pytest.raises(NotLoadedError):
         lease.publish(PROMPT[:16], source=1, pages=[3, 4])
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        lease.load(1)
+        assert isinstance(lease.publish(PROMPT[:16], source=1, pages=[3, 4]).outcome, Stored)

@@ -77,6 +77,17 @@ def misuse_not_your_slot() -> None:
     cache.reserve_checkpoint(running(cache).sequence, 8, 2)
 
 
+def misuse_running_slot() -> None:
+    cache = make()
+    cache.give_back_slot(running(cache).sequence, 1)
+
+
+def misuse_depth_passed() -> None:
+    cache = make()
+    store(cache)
+    cache.reserve_checkpoint(running(cache).sequence, 4, 1)
+
+
 def misuse_not_loaded() -> None:
     cache = make()
     cache.reserve_checkpoint(cache.start(PROMPT).sequence, 8, 1)
@@ -168,6 +179,16 @@ MISUSES: list[tuple[str, str, Callable[[], object]]] = [
         misuse_depth_past_end,
     ),
     ("NotYourSlot", "active slot 2 is not one of this sequence's slots", misuse_not_your_slot),
+    (
+        "RunningSlot",
+        "active slot 1 holds the running state: it goes back with its sequence",
+        misuse_running_slot,
+    ),
+    (
+        "DepthPassed",
+        "checkpoint depth 4 is behind active slot 1, whose state is of 8 tokens or more",
+        misuse_depth_passed,
+    ),
     (
         "NotLoaded",
         "a slot is a source only after its load or clear was reported by loaded()",

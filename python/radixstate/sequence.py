@@ -147,12 +147,14 @@ class Sequence(Owner):
             OutOfSlotsError: none is free.
             NeverFitsError: the sequence has all there are.
         """
-        native = self._cache._native
-        slot = native.take_slot(self._handle)
+        native, before = self._cache._native, self.slots
         try:
+            slot = native.take_slot(self._handle)
             self._cache.active.poison(slot)
         except BaseException:
-            native.give_back_slot(self._handle, slot)
+            # An interrupt may have come before the number of the slot was known here.
+            for taken in native.slots(self._handle)[len(before) :]:
+                native.give_back_slot(self._handle, taken)
             raise
         return slot
 

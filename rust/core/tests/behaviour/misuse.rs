@@ -437,6 +437,18 @@ fn messages_give_the_rule_and_the_numbers() {
             "active slot 2 is not one of this sequence's",
         ),
         (
+            Misuse::RunningSlot { slot: 1 },
+            "active slot 1 holds the running state",
+        ),
+        (
+            Misuse::DepthPassed {
+                depth: 4,
+                slot: 1,
+                reached: 8,
+            },
+            "depth 4 is behind active slot 1, whose state is of 8 tokens or more",
+        ),
+        (
             Misuse::NotClaimed {
                 wanted: 12,
                 claimed: 11,

@@ -1,6 +1,6 @@
 //! States that nobody wrote, as far as the core can tell.
 
-use radixstate::Misuse;
+use radixstate::{Begin, Misuse, OutOfSlots, Shortage, Skip, StartOptions, Started};
 
 use crate::*;
 
@@ -50,4 +50,195 @@ fn a_lease_whose_state_was_never_loaded_publishes_nothing_deeper() {
         Some(Misuse::NotLoaded),
         "a lease whose state was never loaded went deeper"
     );
+}
+
+#[test]
+fn the_state_of_one_depth_may_be_offered_again() {
+    let mut cache = cache(32, 2, 4);
+    let sequence = start(&mut cache, &prompt(1, 13));
+    checkpoint(&mut cache, &sequence, 8);
+    assert!(matches!(
+        reserve(&mut cache, &sequence, 8),
+        Reservation::Skipped(Skip::Duplicate)
+    ));
+    assert_eq!(checkpoint(&mut cache, &sequence, 12).depth, 12);
+}
+
+#[test]
+fn a_state_that_was_not_kept_is_no_shallower_for_it() {
+    let mut cache = cache(32, 2, 1);
+    let options = StartOptions {
+        no_store: true,
+        ..StartOptions::default()
+    };
+    let sequence = start_with(&mut cache, &prompt(1, 13), options);
+    assert!(matches!(
+        reserve(&mut cache, &sequence, 8),
+        Reservation::Skipped(Skip::NoStore)
+    ));
+    let misuse = Misuse::DepthPassed {
+        depth: 4,
+        slot: 1,
+        reached: 8,
+    };
+    assert_eq!(cache.can_checkpoint(&sequence, 4, 1), Err(misuse.clone()));
+    let refused = cache.reserve_checkpoint(&sequence, 4, 1);
+    assert_eq!(refused.unwrap_err(), misuse);
+}
+
+#[test]
+fn each_slot_has_a_depth_of_its_own_that_ends_with_it() {
+    let mut cache = cache(32, 3, 4);
+    let sequence = start(&mut cache, &prompt(1, 13));
+    let further = cache.take_slot(&sequence).unwrap();
+    checkpoint(&mut cache, &sequence, 12);
+    assert_eq!(cache.can_checkpoint(&sequence, 4, further), Ok(()));
+    drop(cache.reserve_checkpoint(&sequence, 8, further).unwrap());
+    assert!(cache.can_checkpoint(&sequence, 4, further).is_err());
+    cache.give_back_slot(&sequence, further).unwrap();
+    assert_eq!(cache.take_slot(&sequence), Ok(further), "the same again");
+    assert_eq!(cache.can_checkpoint(&sequence, 4, further), Ok(()));
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn of_an_engines_slot_only_what_was_reused_is_known() {
+    let mut cache = Cache::new(Config {
+        active: PoolConfig::external(2),
+        ..config(32, 2, 4)
+    })
+    .unwrap();
+    let first = start(&mut cache, &prompt(1, 9));
+    drop(cache.reserve_checkpoint(&first, 8, 1).unwrap());
+    let Reservation::Pending(pending) = cache.reserve_checkpoint(&first, 4, 1).unwrap() else {
+        panic!("the engine may have another state in that slot by now")
+    };
+    cache.commit(&first, pending).unwrap();
+    let second = start(&mut cache, &prompt(1, 9));
+    assert_eq!(cache.view(&second).unwrap().reused(), 4);
+    let misuse = Misuse::DepthPassed {
+        depth: 0,
+        slot: 2,
+        reached: 4,
+    };
+    assert_eq!(cache.can_checkpoint(&second, 0, 2), Err(misuse));
+}
+
+#[test]
+fn a_lease_publishes_what_it_has_before_its_state_is_loaded_and_more_after() {
+    let mut cache = Cache::new(Config {
+        kv: PoolConfig::external(16),
+        active: PoolConfig::external(2),
+        ..config(16, 2, 4)
+    })
+    .unwrap();
+    let first = lease(&mut cache, &prompt(1, 9));
+    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4)).unwrap() else {
+        panic!("there is room")
+    };
+    let published = cache.publish(&first, &prompt(1, 4), &[1, 2], pending);
+    published.expect("a miss has no state to load");
+    let second = lease(&mut cache, &prompt(1, 9));
+    assert_eq!(cache.can_publish(&second, &prompt(1, 4), &[]), Ok(()));
+    assert_eq!(
+        cache.can_publish(&second, &prompt(1, 8), &[3, 4]),
+        Err(Misuse::NotLoaded)
+    );
+    cache.lease_loaded(&second).unwrap();
+    assert_eq!(cache.can_publish(&second, &prompt(1, 8), &[3, 4]), Ok(()));
+    assert!(matches!(
+        cache.reserve(&second, &prompt(1, 8)),
+        Ok(Reservation::Pending(_))
+    ));
+}
+
+fn with_slots(slots: usize) -> StartOptions {
+    StartOptions {
+        slots,
+        ..StartOptions::default()
+    }
+}
+
+#[test]
+fn a_start_takes_its_further_slots_or_evicts_nothing() {
+    let mut cache = cache(7, 3, 4);
+    store(&mut cache, &prompt(1, 8));
+    let running = start(&mut cache, &prompt(2, 2));
+    let (before, found) = (free(&mut cache), look_up(&mut cache, &prompt(1, 9)));
+    let short = OutOfSlots {
+        pool: PoolKind::Active,
+        wanted: 3,
+        free: 2,
+        evictable: 0,
+        retiring: 0,
+    };
+    let error = try_start(&mut cache, &prompt(3, 10), with_slots(3)).unwrap_err();
+    assert_eq!(error, short.into());
+    let never = Shortage::NeverFits {
+        pool: PoolKind::Active,
+        wanted: 4,
+        capacity: 3,
+    };
+    let error = try_start(&mut cache, &prompt(3, 10), with_slots(4)).unwrap_err();
+    assert_eq!(error, never.into());
+    assert_eq!(free(&mut cache), before);
+    assert_eq!(look_up(&mut cache, &prompt(1, 9)).length, found.length);
+    cache.finish(running).unwrap();
+    let Started {
+        sequence, begin, ..
+    } = try_start(&mut cache, &prompt(3, 10), with_slots(3)).unwrap();
+    assert_eq!(begin, Begin::Clear { dst: Some(1) });
+    let slots: Vec<u32> = cache.view(&sequence).unwrap().slots().collect();
+    assert_eq!(slots, [1, 2, 3]);
+    drop(sequence);
+    assert_eq!(free(&mut cache)[1], 3);
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_start_takes_at_least_the_slot_it_runs_in_and_none_of_an_engines() {
+    let mut internal = cache(8, 2, 2);
+    let error = try_start(&mut internal, &prompt(1, 2), with_slots(0)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "a sequence has at least 1 active slot, got slots=0"
+    );
+    let mut engine = Cache::new(Config {
+        active: PoolConfig::external(2),
+        ..config(8, 2, 2)
+    })
+    .unwrap();
+    let error = try_start(&mut engine, &prompt(1, 2), with_slots(2)).unwrap_err();
+    let mode = Misuse::PoolMode("the engine allocates active slots: take one there");
+    assert_eq!(error, Error::Misuse(mode));
+    let sequence = start(&mut engine, &prompt(1, 2));
+    assert_eq!(engine.view(&sequence).unwrap().slot(), None);
+    assert_eq!(
+        engine.give_back_slot(&sequence, 1),
+        Err(Misuse::NotYourSlot { slot: 1 })
+    );
+}
+
+#[test]
+fn a_further_slot_goes_back_alone_when_the_steps_in_flight_have_retired() {
+    let mut cache = cache(8, 3, 2);
+    let sequence = start_with(&mut cache, &prompt(1, 5), with_slots(3));
+    let step = cache.begin_step();
+    cache.give_back_slot(&sequence, 2).unwrap();
+    let slots: Vec<u32> = cache.view(&sequence).unwrap().slots().collect();
+    assert_eq!(slots, [1, 3]);
+    assert_eq!(
+        cache.give_back_slot(&sequence, 2),
+        Err(Misuse::NotYourSlot { slot: 2 }),
+        "once"
+    );
+    assert_eq!(
+        cache.give_back_slot(&sequence, 1),
+        Err(Misuse::RunningSlot { slot: 1 })
+    );
+    assert_eq!(cache.usage(PoolKind::Active).retiring, 1);
+    assert!(cache.take_slot(&sequence).is_err(), "the step may write it");
+    cache.retire_step(&step, &[]).unwrap();
+    assert_eq!(cache.take_slot(&sequence), Ok(2));
+    assert_sound(&mut cache);
 }
