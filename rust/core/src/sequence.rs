@@ -212,7 +212,7 @@ impl Cache {
     /// The sequence keeps the tokens: a `Vec` is moved in, a slice is copied.
     ///
     /// # Errors
-    /// [`Shortage`] when a pool is short: nothing was evicted or refreshed.
+    /// [`Shortage`](crate::Shortage) when a pool is short: nothing was evicted or refreshed.
     /// [`Misuse::EmptyPrompt`]; [`Misuse::Config`] for 0 slots; [`Misuse::PoolMode`] for further
     /// slots of an external active pool.
     pub fn start<'a>(
@@ -324,7 +324,7 @@ impl Cache {
     /// missing.
     ///
     /// # Errors
-    /// [`Shortage`]: nothing has changed.
+    /// [`Shortage`](crate::Shortage): nothing has changed.
     pub fn grow(&mut self, sequence: &Sequence, n: usize) -> Result<(), Error> {
         self.running(sequence)?;
         self.ledger.emit(Event::Grow {
