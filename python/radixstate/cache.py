@@ -397,20 +397,18 @@ class PrefixCache(Owner):
             WrongCacheError: another cache stored one of `invalid`; the step goes on.
         """
         number = index(step)
-        if failed:
-            self._native.cancel_step(number)
-            return
         known: list[Stored] = []
         try:
             known.extend(invalid)
-            if self._proofs:
+            if self._proofs and not failed:
                 self._proofs.report(number)
         except BaseException:
-            self._native.cancel_step(number)
-            for stored in known:
-                self._native.invalidate(stored)
+            self._native.cancel_step(number, known)
             raise
-        self._native.retire_step(number, known)
+        if failed:
+            self._native.cancel_step(number, known)
+        else:
+            self._native.retire_step(number, known)
 
     def invalidate(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.

@@ -103,6 +103,11 @@ impl Cache {
     }
 }
 
+fn stored_of(list: &Each<'_, Stored>) -> Vec<radixstate::Stored> {
+    let each = list.0.iter().map(|stored| stored.get().0.clone());
+    each.collect()
+}
+
 /// Says of a pending checkpoint whether its state is known to be finite.
 fn with_proof(pending: radixstate::Pending, proven: bool) -> radixstate::Pending {
     if proven {
@@ -623,11 +628,7 @@ impl Cache {
     #[pyo3(signature = (step, invalid=Each(Vec::new())), text_signature = "($self, step, invalid=())")]
     fn retire_step(&self, step: Number<u64>, invalid: Each<'_, Stored>) -> Result<()> {
         let step = step.named_or(Class::UnknownStep, "step")?;
-        let invalid: Vec<_> = invalid
-            .0
-            .iter()
-            .map(|stored| stored.get().0.clone())
-            .collect();
+        let invalid = stored_of(&invalid);
         self.call(|core| core.retire_step(step, &invalid))
     }
 
@@ -635,9 +636,11 @@ impl Cache {
     /// withdrawn. Repeating it changes nothing.
     ///
     /// Raises UnknownStepError.
-    fn cancel_step(&self, step: Number<u64>) -> Result<()> {
+    #[pyo3(signature = (step, invalid=Each(Vec::new())), text_signature = "($self, step, invalid=())")]
+    fn cancel_step(&self, step: Number<u64>, invalid: Each<'_, Stored>) -> Result<()> {
         let step = step.named_or(Class::UnknownStep, "step")?;
-        self.call(|core| core.cancel_step(step))
+        let invalid = stored_of(&invalid);
+        self.call(|core| core.cancel_step(step, &invalid))
     }
 
     /// Reports whether a stored state is finite; `Stored.ticket` names it. Before that, neither

@@ -247,10 +247,24 @@ impl Cache {
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
     pub fn retire_step(&mut self, step: impl StepId, invalid: &[Stored]) -> Result<(), Misuse> {
         self.collect_dropped();
-        let step = step.id();
-        invalid
-            .iter()
-            .try_for_each(|stored| self.own_id(stored.cache))?;
+        self.end_step(step.id(), invalid, Outcome::Done)
+    }
+
+    /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
+    /// withdrawn, and so are those of `invalid`, as in [`Cache::retire_step`]. Repeating it changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
+    pub fn cancel_step(&mut self, step: impl StepId, invalid: &[Stored]) -> Result<(), Misuse> {
+        self.collect_dropped();
+        self.end_step(step.id(), invalid, Outcome::Failed)
+    }
+
+    fn end_step(&mut self, step: u64, invalid: &[Stored], outcome: Outcome) -> Result<(), Misuse> {
+        for stored in invalid {
+            self.own_id(stored.cache)?;
+        }
         if !self.ledger.flight.end_step(step)? {
             return Ok(());
         }
@@ -258,25 +272,14 @@ impl Cache {
         for stored in invalid {
             self.withdraw(stored);
         }
+        if outcome == Outcome::Failed {
+            self.withdraw_written_in(step)?;
+        }
         self.ledger.land();
         Ok(())
     }
 
-    /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
-    /// withdrawn. Repeating it changes nothing.
-    ///
-    /// # Errors
-    /// [`Misuse::UnknownStep`].
-    pub fn cancel_step(&mut self, step: impl StepId) -> Result<(), Misuse> {
-        self.collect_dropped();
-        self.cancel(step.id())
-    }
-
-    fn cancel(&mut self, step: u64) -> Result<(), Misuse> {
-        if !self.ledger.flight.end_step(step)? {
-            return Ok(());
-        }
-        self.ledger.emit(Event::RetireStep { step });
+    fn withdraw_written_in(&mut self, step: u64) -> Result<(), Misuse> {
         for write in self.ledger.flight.written_in(step) {
             let prefixes = &mut self.ledger.prefixes;
             prefixes.invalidate(write.checkpoint, write.brought);
@@ -285,7 +288,6 @@ impl Cache {
                 self.ledger.flight.end_proof(proof)?;
             }
         }
-        self.ledger.land();
         Ok(())
     }
 
@@ -415,7 +417,7 @@ impl Cache {
         for Dropped { serial, kind, key } in self.inbox.drain() {
             let holdings = match kind {
                 Kind::Step => {
-                    let cancelled = self.cancel(key as u64);
+                    let cancelled = self.end_step(key as u64, &[], Outcome::Failed);
                     cancelled.expect("a handle is of a step that was begun");
                     continue;
                 }

@@ -176,8 +176,8 @@ fn a_cancelled_step_leaves_nothing_that_was_stored_in_it() {
     let step = cache.begin_step();
     checkpoint(&mut cache, &sequence, 4);
     checkpoint(&mut cache, &sequence, 8);
-    cache.cancel_step(&step).unwrap();
-    cache.cancel_step(&step).unwrap();
+    cache.cancel_step(&step, &[]).unwrap();
+    cache.cancel_step(&step, &[]).unwrap();
     assert_eq!(look_up(&mut cache, &prompt(1, 9)).reason, Reason::NoPrefix);
     assert_eq!(cached(&mut cache, &prompt(2, 4)), 4);
     assert_sound(&mut cache);

@@ -274,7 +274,10 @@ impl Both {
             Op::RetireStep { step, refused } => self.retire_step(self.name_step(step), refused),
             Op::CancelStep(step) => {
                 let step = self.name_step(step);
-                assert_eq!(self.real.cancel_step(step), self.naive.cancel_step(step));
+                assert_eq!(
+                    self.real.cancel_step(step, &[]),
+                    self.naive.cancel_step(step)
+                );
             }
             Op::Complete { proof, finite } => {
                 let tickets: Vec<u64> = self.naive.proofs.keys().copied().collect();
