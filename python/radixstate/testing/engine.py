@@ -10,6 +10,7 @@ from hypothesis.stateful import (
     initialize,
     invariant,
     multiple,
+    precondition,
     rule,
 )
 
@@ -21,6 +22,7 @@ from radixstate.testing.base_machine import (
     Prompts,
     allowed,
     depths,
+    prompts,
     rarely,
     values,
     warm,
@@ -89,6 +91,18 @@ class EngineMachine(CacheMachine):
         adopted = set(leased.lease.pages) & set(pages)
         self.free = [page for page in self.free if page not in adopted]
         return published.outcome if isinstance(published.outcome, Stored) else multiple()
+
+    @precondition(lambda self: self.served)
+    @rule(target=CacheMachine.stored, again=st.integers(1, 4), more=prompts)
+    def forget_to_load(self, again: int, more: list[int]) -> Any:
+        """A lease whose state nobody loads: what it would publish past that is refused, and then it ends."""
+        self.take_freed()
+        prompt, namespace = self.ask(more[:1], strategies.NAMESPACES[0], again)
+        prompt = [*prompt, *more]
+        number = self.lease(self.lookup(prompt, namespace, 0, None))
+        stored = self.publish(number, (len(prompt), True), "none", None, forget=True)
+        self.release(number, drop=False)
+        return stored
 
     def new_pages(self, lease: CheckedLease, depth: int, slip: str) -> list[int]:
         """Free pages for the tokens past the lease, and perhaps a wrong one."""

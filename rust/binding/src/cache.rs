@@ -1,15 +1,11 @@
 //! The cache: converts, calls the core, maps the error.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::prelude::*;
-use radixstate::{Config, Outcome, PoolConfig, PoolKind, SequenceView, policy};
+use radixstate::{Config, Outcome, PoolConfig, PoolKind, policy};
 
 use crate::counters::{Freed, Stats, Usage};
 use crate::errors::{Class, Failure, Result};
-use crate::fork;
+use crate::gate::Gate;
 use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle, Step};
 use crate::number::Number;
 use crate::page_table::PageTable;
@@ -21,87 +17,9 @@ use crate::results::{
 };
 use crate::tokens::{Pages, Tokens};
 
-/// The core, or the invariant that a bug of it broke.
-type Core = std::result::Result<radixstate::Cache, String>;
-
 /// A prefix cache for recurrent states. It decides in slot numbers and moves nothing.
-///
-/// Every call keeps the GIL; the mutex is never contended, and no Python code runs under it.
 #[pyclass(frozen, module = "radixstate._native")]
-pub(crate) struct Cache {
-    core: Mutex<Core>,
-    /// The process that made it.
-    process: u64,
-}
-
-impl Cache {
-    /// Calls the core. A panic in there breaks this cache, and no other, for good.
-    fn ask<T>(&self, call: impl FnOnce(&mut radixstate::Cache) -> T) -> Result<T> {
-        fork::check(self.process, "cache")?;
-        // The core's panics are caught below, so the mutex can't be poisoned halfway through a
-        // change.
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = match &mut *core {
-            Err(invariant) => return Err(poisoned(invariant)),
-            // Whatever a panic leaves half done is dropped with the core.
-            Ok(cache) => catch_unwind(AssertUnwindSafe(|| call(cache))),
-        };
-        outcome.map_err(|panic| {
-            let invariant = text_of(panic);
-            let failure = poisoned(&invariant);
-            *core = Err(invariant);
-            failure
-        })
-    }
-
-    /// Calls an operation of the core that can fail.
-    fn call<T, E>(
-        &self,
-        call: impl FnOnce(&mut radixstate::Cache) -> std::result::Result<T, E>,
-    ) -> Result<T>
-    where
-        Failure: From<E>,
-    {
-        Ok(self.ask(call)??)
-    }
-
-    /// Calls an operation of the core with tokens, read in place.
-    ///
-    /// `call` is one operation of the core: it runs no Python code.
-    fn ask_with<T>(
-        &self,
-        _attached: Python<'_>,
-        tokens: &Tokens,
-        call: impl FnOnce(&mut radixstate::Cache, &[u32]) -> T,
-    ) -> Result<T> {
-        // SAFETY: `_attached` proves that this thread is attached; the slice ends with `call`,
-        // which neither detaches nor runs Python code.
-        self.ask(|core| call(core, unsafe { tokens.as_slice() }))
-    }
-
-    /// The same for an operation that can fail.
-    fn call_with<T, E>(
-        &self,
-        attached: Python<'_>,
-        tokens: &Tokens,
-        call: impl FnOnce(&mut radixstate::Cache, &[u32]) -> std::result::Result<T, E>,
-    ) -> Result<T>
-    where
-        Failure: From<E>,
-    {
-        Ok(self.ask_with(attached, tokens, call)??)
-    }
-
-    fn view<T>(
-        &self,
-        sequence: &SequenceHandle,
-        read: impl FnOnce(SequenceView<'_>) -> T,
-    ) -> Result<T> {
-        sequence
-            .0
-            .read(|sequence| self.call(|core| core.view(sequence).map(read)))
-    }
-}
+pub(crate) struct Cache(Gate);
 
 fn stored_of(list: &Each<'_, Stored>) -> Vec<radixstate::Stored> {
     let each = list.0.iter().map(|stored| stored.get().0.clone());
@@ -114,22 +32,6 @@ fn with_proof(pending: radixstate::Pending, proven: bool) -> radixstate::Pending
         pending.proven()
     } else {
         pending.unproven()
-    }
-}
-
-fn poisoned(invariant: &str) -> Failure {
-    let message =
-        format!("a bug broke an invariant, this cache refuses further calls: {invariant}");
-    Failure::Refused(Class::Poisoned, message)
-}
-
-fn text_of(panic: Box<dyn Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(panic) => panic
-            .downcast_ref::<&str>()
-            .unwrap_or(&"a panic without a message")
-            .to_string(),
     }
 }
 
@@ -197,18 +99,15 @@ impl Cache {
             let message = format!("policy must be one of {known}, got {policy:?}");
             return Err(Failure::Refused(Class::Config, message));
         };
-        let core = Mutex::new(Ok(radixstate::Cache::with_policy(config, order)?));
-        Ok(Self {
-            core,
-            process: fork::process(),
-        })
+        let core = radixstate::Cache::with_policy(config, order)?;
+        Ok(Self(Gate::new(core)))
     }
 
     /// The deepest depth, at most `tokens`, at which a checkpoint may stand: a multiple of
     /// lcm(page_size, checkpoint_stride), counted from zero.
     fn legal_depth(&self, tokens: Number<usize>) -> Result<usize> {
         let tokens = tokens.named("tokens")?;
-        self.ask(|core| core.legal_depth(tokens))
+        self.0.ask(|core| core.legal_depth(tokens))
     }
 
     /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that
@@ -225,10 +124,11 @@ impl Cache {
         let max_length = max_length
             .map(|length| length.named("max_length"))
             .transpose()?;
-        self.call_with(py, &tokens, |core, tokens| {
-            core.lookup(&namespace, tokens, max_length)
-        })
-        .map(Match)
+        self.0
+            .call_with(py, &tokens, |core, tokens| {
+                core.lookup(&namespace, tokens, max_length)
+            })
+            .map(Match)
     }
 
     /// Starts a request, all or nothing: pins what it reuses, takes `slots` active slots and pages
@@ -254,7 +154,7 @@ impl Cache {
     ) -> Result<Started> {
         let namespace = namespace_or_default(namespace);
         let options = start_options(reserve, max_length, no_read, no_store, slots)?;
-        let started = self.call_with(py, &tokens, |core, tokens| {
+        let started = self.0.call_with(py, &tokens, |core, tokens| {
             core.start(&namespace, tokens, options)
         })?;
         Ok(Started::new(py, started)?)
@@ -267,7 +167,7 @@ impl Cache {
         py: Python<'py>,
         requests: Each<'py, StartRequest>,
     ) -> Result<Vec<Bound<'py, PyAny>>> {
-        let started = self.ask(|core| {
+        let started = self.0.ask(|core| {
             core.start_many(requests.0.iter().map(|request| request.get().as_core()))
         })?;
         started
@@ -282,23 +182,23 @@ impl Cache {
     fn loaded(&self, sequence: &SequenceHandle) -> Result<()> {
         sequence
             .0
-            .read(|sequence| self.call(|core| core.loaded(sequence)))
+            .read(|sequence| self.0.call(|core| core.loaded(sequence)))
     }
 
     /// The slot of the running state; None with an external active pool.
     fn slot(&self, sequence: &SequenceHandle) -> Result<Option<u32>> {
-        self.view(sequence, |view| view.slot())
+        self.0.view(sequence, |view| view.slot())
     }
 
     /// All active slots, that of the running state first.
     fn slots(&self, sequence: &SequenceHandle) -> Result<Vec<u32>> {
-        self.view(sequence, |view| view.slots().collect())
+        self.0.view(sequence, |view| view.slots().collect())
     }
 
     /// Page ids of positions 0..claimed, shared ones first. With an external KV pool only the
     /// shared ones.
     fn pages(&self, sequence: &SequenceHandle) -> Result<Vec<u32>> {
-        self.view(sequence, |view| view.pages())
+        self.0.view(sequence, |view| view.pages())
     }
 
     /// Writes what `pages` lists into a contiguous, writable buffer of int32, and returns how many
@@ -314,27 +214,27 @@ impl Cache {
 
     /// Tokens whose KV and state came from the cache at the start.
     fn reused(&self, sequence: &SequenceHandle) -> Result<usize> {
-        self.view(sequence, |view| view.reused())
+        self.0.view(sequence, |view| view.reused())
     }
 
     /// Number of tokens known so far.
     fn length(&self, sequence: &SequenceHandle) -> Result<usize> {
-        self.view(sequence, |view| view.tokens().len())
+        self.0.view(sequence, |view| view.tokens().len())
     }
 
     /// Positions for which pages are held.
     fn claimed(&self, sequence: &SequenceHandle) -> Result<usize> {
-        self.view(sequence, |view| view.claimed())
+        self.0.view(sequence, |view| view.claimed())
     }
 
     /// Depth up to which KV pages are shared with the tree.
     fn leased(&self, sequence: &SequenceHandle) -> Result<usize> {
-        self.view(sequence, |view| view.leased())
+        self.0.view(sequence, |view| view.leased())
     }
 
     /// Every token known so far.
     fn tokens(&self, sequence: &SequenceHandle) -> Result<Vec<u32>> {
-        self.view(sequence, |view| view.tokens().to_vec())
+        self.0.view(sequence, |view| view.tokens().to_vec())
     }
 
     /// Claims pages for `n` further tokens that need not be known yet, evicting exactly what is
@@ -345,7 +245,7 @@ impl Cache {
         let n = n.named("n")?;
         sequence
             .0
-            .read(|sequence| self.call(|core| core.grow(sequence, n)))
+            .read(|sequence| self.0.call(|core| core.grow(sequence, n)))
     }
 
     /// Fills claimed positions with tokens that are now known.
@@ -353,7 +253,8 @@ impl Cache {
     /// Raises NotClaimedError.
     fn append(&self, py: Python<'_>, sequence: &SequenceHandle, tokens: Tokens) -> Result<()> {
         sequence.0.read(|sequence| {
-            self.call_with(py, &tokens, |core, tokens| core.append(sequence, tokens))
+            self.0
+                .call_with(py, &tokens, |core, tokens| core.append(sequence, tokens))
         })
     }
 
@@ -362,7 +263,7 @@ impl Cache {
     fn shrink(&self, sequence: &SequenceHandle) -> Result<()> {
         sequence
             .0
-            .read(|sequence| self.call(|core| core.shrink(sequence)))
+            .read(|sequence| self.0.call(|core| core.shrink(sequence)))
     }
 
     /// A further active slot, for kernels that write an intermediate state while the request goes
@@ -372,7 +273,7 @@ impl Cache {
     fn take_slot(&self, sequence: &SequenceHandle) -> Result<u32> {
         sequence
             .0
-            .read(|sequence| self.call(|core| core.take_slot(sequence)))
+            .read(|sequence| self.0.call(|core| core.take_slot(sequence)))
     }
 
     /// Gives a further active slot back: now, or when the steps in flight have retired.
@@ -382,7 +283,7 @@ impl Cache {
         let slot = slot.named_or(Class::NotYourSlot, "slot")?;
         sequence
             .0
-            .read(|sequence| self.call(|core| core.give_back_slot(sequence, slot)))
+            .read(|sequence| self.0.call(|core| core.give_back_slot(sequence, slot)))
     }
 
     /// Asks, before anything is evicted for it, whether `reserve_checkpoint` is allowed. Raises
@@ -397,9 +298,10 @@ impl Cache {
             depth.named("depth")?,
             source.named_or(Class::NotYourSlot, "source")?,
         );
-        sequence
-            .0
-            .read(|sequence| self.call(|core| core.can_checkpoint(sequence, depth, source)))
+        sequence.0.read(|sequence| {
+            self.0
+                .call(|core| core.can_checkpoint(sequence, depth, source))
+        })
     }
 
     /// Takes a checkpoint slot for the state in active slot `source`, which its writer says has
@@ -417,9 +319,10 @@ impl Cache {
             depth.named("depth")?,
             source.named_or(Class::NotYourSlot, "source")?,
         );
-        let reservation = sequence
-            .0
-            .read(|sequence| self.call(|core| core.reserve_checkpoint(sequence, depth, source)))?;
+        let reservation = sequence.0.read(|sequence| {
+            self.0
+                .call(|core| core.reserve_checkpoint(sequence, depth, source))
+        })?;
         Ok(reservation.into())
     }
 
@@ -438,7 +341,7 @@ impl Cache {
         let commit = sequence.0.read(|sequence| {
             pending.pending.publish(|pending| {
                 let pending = with_proof(pending, proven);
-                self.ask(|core| core.commit(sequence, pending))
+                self.0.ask(|core| core.commit(sequence, pending))
             })
         })?;
         Ok(commit.into())
@@ -449,7 +352,7 @@ impl Cache {
     fn discard(&self, pending: &PendingHandle) -> Result<Skipped> {
         pending
             .pending
-            .publish(|pending| self.ask(|core| core.discard(pending)))
+            .publish(|pending| self.0.ask(|core| core.discard(pending)))
             .map(Skipped)
     }
 
@@ -466,7 +369,8 @@ impl Cache {
         let published = sequence.0.read(|sequence| {
             pending.pending.publish(|pending| {
                 let pending = with_proof(pending, proven);
-                self.ask(|core| core.commit_pages(sequence, &pages.0, pending))
+                self.0
+                    .ask(|core| core.commit_pages(sequence, &pages.0, pending))
             })
         })?;
         Published::new(py, published)
@@ -475,18 +379,18 @@ impl Cache {
     /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in
     /// flight have retired.
     fn finish(&self, sequence: &SequenceHandle) -> Result<()> {
-        let check = |sequence: &_| self.call(|core| core.view(sequence).map(drop));
+        let check = |sequence: &_| self.0.call(|core| core.view(sequence).map(drop));
         sequence
             .0
-            .consume(check, |sequence| self.call(|core| core.finish(sequence)))
+            .consume(check, |sequence| self.0.call(|core| core.finish(sequence)))
     }
 
     /// Ends a request that did not complete. Does what `finish` does.
     fn abort(&self, sequence: &SequenceHandle) -> Result<()> {
-        let check = |sequence: &_| self.call(|core| core.view(sequence).map(drop));
+        let check = |sequence: &_| self.0.call(|core| core.view(sequence).map(drop));
         sequence
             .0
-            .consume(check, |sequence| self.call(|core| core.abort(sequence)))
+            .consume(check, |sequence| self.0.call(|core| core.abort(sequence)))
     }
 
     /// Pins what a lookup found: its node until the lease ends, its checkpoint until
@@ -495,7 +399,8 @@ impl Cache {
     ///
     /// Raises StaleError when that checkpoint is gone.
     fn lease(&self, r#match: &Match) -> Result<LeaseHandle> {
-        self.call(|core| core.lease(&r#match.0))
+        self.0
+            .call(|core| core.lease(&r#match.0))
             .map(LeaseHandle::from)
     }
 
@@ -503,21 +408,21 @@ impl Cache {
     fn lease_state(&self, lease: &LeaseHandle) -> Result<Option<u32>> {
         lease
             .0
-            .read(|lease| self.call(|core| core.lease_state(lease)))
+            .read(|lease| self.0.call(|core| core.lease_state(lease)))
     }
 
     /// Tokens of the leased prefix. A lease moves only deeper.
     fn lease_depth(&self, lease: &LeaseHandle) -> Result<usize> {
         lease
             .0
-            .read(|lease| self.call(|core| core.lease_depth(lease)))
+            .read(|lease| self.0.call(|core| core.lease_depth(lease)))
     }
 
     /// Page ids of the leased prefix.
     fn lease_pages(&self, lease: &LeaseHandle) -> Result<Vec<u32>> {
         lease
             .0
-            .read(|lease| self.call(|core| core.lease_pages(lease)))
+            .read(|lease| self.0.call(|core| core.lease_pages(lease)))
     }
 
     /// Writes what `lease_pages` lists, as `copy_pages` does.
@@ -535,15 +440,15 @@ impl Cache {
     fn lease_loaded(&self, lease: &LeaseHandle) -> Result<()> {
         lease
             .0
-            .read(|lease| self.call(|core| core.lease_loaded(lease)))
+            .read(|lease| self.0.call(|core| core.lease_loaded(lease)))
     }
 
     /// Ends a lease.
     fn release(&self, lease: &LeaseHandle) -> Result<()> {
-        let check = |lease: &_| self.call(|core| core.lease_depth(lease).map(drop));
+        let check = |lease: &_| self.0.call(|core| core.lease_depth(lease).map(drop));
         lease
             .0
-            .consume(check, |lease| self.call(|core| core.release(lease)))
+            .consume(check, |lease| self.0.call(|core| core.release(lease)))
     }
 
     /// Takes a checkpoint slot for the state after exactly `tokens`. Evicts if needed.
@@ -551,7 +456,8 @@ impl Cache {
     /// Raises UnalignedError, PrefixMismatchError.
     fn reserve(&self, py: Python<'_>, lease: &LeaseHandle, tokens: Tokens) -> Result<Reserved> {
         let reservation = lease.0.read(|lease| {
-            self.call_with(py, &tokens, |core, tokens| core.reserve(lease, tokens))
+            self.0
+                .call_with(py, &tokens, |core, tokens| core.reserve(lease, tokens))
         })?;
         Ok(reservation.into())
     }
@@ -569,7 +475,7 @@ impl Cache {
         pages: Pages,
     ) -> Result<()> {
         lease.0.read(|lease| {
-            self.call_with(py, &tokens, |core, tokens| {
+            self.0.call_with(py, &tokens, |core, tokens| {
                 core.can_publish(lease, tokens, &pages.0)
             })
         })
@@ -594,7 +500,7 @@ impl Cache {
         let published = lease.0.read(|lease| {
             pending.pending.publish(|pending| {
                 let pending = with_proof(pending, proven);
-                self.ask_with(py, &tokens, |core, tokens| {
+                self.0.ask_with(py, &tokens, |core, tokens| {
                     core.publish(lease, tokens, &pages.0, pending)
                 })
             })
@@ -605,19 +511,19 @@ impl Cache {
     /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools.
     fn evict(&self, pool: PoolName, n: Number<usize>) -> Result<Freed> {
         let n = n.named("n")?;
-        self.ask(|core| core.evict(pool.0, n)).map(Freed::from)
+        self.0.ask(|core| core.evict(pool.0, n)).map(Freed::from)
     }
 
     /// Pages of an external KV pool that the cache has given up since the last call, each exactly
     /// once.
     fn take_freed(&self, pool: PoolName) -> Result<Vec<u32>> {
-        self.ask(|core| core.take_freed(pool.0))
+        self.0.ask(|core| core.take_freed(pool.0))
     }
 
     /// Declares a step: work that may touch what running sequences hold, until `retire_step`.
     /// Dropping the step earlier cancels it.
     fn begin_step(&self) -> Result<Step> {
-        self.ask(radixstate::Cache::begin_step).map(Step)
+        self.0.ask(radixstate::Cache::begin_step).map(Step)
     }
 
     /// A step has ended. Steps may retire in any order; a repeated one changes nothing. `invalid`
@@ -629,7 +535,7 @@ impl Cache {
     fn retire_step(&self, step: Number<u64>, invalid: Each<'_, Stored>) -> Result<()> {
         let step = step.named_or(Class::UnknownStep, "step")?;
         let invalid = stored_of(&invalid);
-        self.call(|core| core.retire_step(step, &invalid))
+        self.0.call(|core| core.retire_step(step, &invalid))
     }
 
     /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
@@ -640,7 +546,7 @@ impl Cache {
     fn cancel_step(&self, step: Number<u64>, invalid: Each<'_, Stored>) -> Result<()> {
         let step = step.named_or(Class::UnknownStep, "step")?;
         let invalid = stored_of(&invalid);
-        self.call(|core| core.cancel_step(step, &invalid))
+        self.0.call(|core| core.cancel_step(step, &invalid))
     }
 
     /// Reports whether a stored state is finite; `Stored.ticket` names it. Before that, neither
@@ -655,13 +561,13 @@ impl Cache {
         } else {
             Outcome::Failed
         };
-        self.call(|core| core.complete(ticket, outcome))
+        self.0.call(|core| core.complete(ticket, outcome))
     }
 
     /// (ticket, checkpoint slot, step or None) of each stored state whose ticket is still to be
     /// completed, oldest first.
     fn unproven(&self) -> Result<Vec<(u64, u32, Option<u64>)>> {
-        let unproven = self.ask(radixstate::Cache::unproven)?;
+        let unproven = self.0.ask(radixstate::Cache::unproven)?;
         let each = unproven.iter().map(|it| (it.ticket, it.slot, it.step));
         Ok(each.collect())
     }
@@ -679,7 +585,7 @@ impl Cache {
         let chunk = chunk.map(|chunk| chunk.named("chunk")).transpose()?;
         let pieces = sequence
             .0
-            .read(|sequence| self.call(|core| core.pieces(sequence, chunk)))?;
+            .read(|sequence| self.0.call(|core| core.pieces(sequence, chunk)))?;
         let each = pieces.iter().map(|it| (it.begin, it.end, it.keep));
         Ok(each.collect())
     }
@@ -687,36 +593,36 @@ impl Cache {
     /// Draws every prefix that lookups can reach: a line for each node, with the depths of its run,
     /// and the state at its end.
     fn draw(&self) -> Result<String> {
-        self.ask(radixstate::Cache::draw)
+        self.0.ask(radixstate::Cache::draw)
     }
 
     /// Withdraws a checkpoint whose content turned out not to be finite, with the pages that the
     /// tree got with it and every checkpoint whose path they lie on. Repeating it changes
     /// nothing.
     fn invalidate(&self, stored: &Stored) -> Result<()> {
-        self.call(|core| core.invalidate(&stored.0))
+        self.0.call(|core| core.invalidate(&stored.0))
     }
 
     /// Lookups see an empty cache at once. Live sequences keep what they hold until they end; what
     /// they would publish later is refused and counted.
     fn reset(&self) -> Result<()> {
-        self.ask(radixstate::Cache::reset)
+        self.0.ask(radixstate::Cache::reset)
     }
 
     /// All counters.
     fn stats(&self) -> Result<Stats> {
-        self.ask(radixstate::Cache::stats).map(Stats::from)
+        self.0.ask(radixstate::Cache::stats).map(Stats::from)
     }
 
     /// Where the slots of a pool are, from O(1) counters.
     fn usage(&self, pool: PoolName) -> Result<Usage> {
-        self.ask(|core| core.usage(pool.0)).map(Usage::from)
+        self.0.ask(|core| core.usage(pool.0)).map(Usage::from)
     }
 
     /// One number for every decision so far: equal on ranks that made the same calls, different
     /// once they have diverged.
     fn digest(&self) -> Result<u64> {
-        self.ask(|core| core.digest())
+        self.0.ask(|core| core.digest())
     }
 
     /// Recomputes every invariant. Its cost grows with everything that is cached. With an external
@@ -727,12 +633,12 @@ impl Cache {
     #[pyo3(signature = (engine_free=None))]
     fn check(&self, engine_free: Option<Pages>) -> Result<()> {
         let engine_free = engine_free.map(|pages| pages.0);
-        self.call(|core| core.check(engine_free.as_deref()))
+        self.0.call(|core| core.check(engine_free.as_deref()))
     }
 
     fn __repr__(&self) -> String {
         let [kv, active, checkpoint] = [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint]
-            .map(|kind| self.ask(|core| core.usage(kind)));
+            .map(|kind| self.0.ask(|core| core.usage(kind)));
         match (kv, active, checkpoint) {
             (Ok(kv), Ok(active), Ok(checkpoint)) => {
                 let [kv, active, checkpoint] = [kv, active, checkpoint]

@@ -5,6 +5,7 @@ mod codec;
 mod counters;
 mod errors;
 mod fork;
+mod gate;
 mod gather;
 mod handles;
 mod held;

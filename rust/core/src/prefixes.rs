@@ -3,6 +3,9 @@
 //! Everything that changes a node's pins, children or checkpoint goes through here, so counters and
 //! the policy follow in one place. Knows no sequences and no steps.
 
+mod evict;
+mod order;
+
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
@@ -10,7 +13,7 @@ use crate::audit::faults::{Fault, seeded};
 use crate::checkpoint::{Cached, Listed};
 use crate::event::{Event, Events};
 use crate::namespace::Namespace;
-use crate::policy::{Candidate, CandidateId, Policy, Scope};
+use crate::policy::Policy;
 use crate::pool::{CachedState, KvPage, Pool, PoolConfig, Slot, Slots};
 use crate::tree::{Grid, Node, NodeId, NodeIdx, Tree};
 
@@ -415,75 +418,6 @@ impl Prefixes {
         leaf
     }
 
-    /// The next to be evicted.
-    pub(crate) fn victim(&mut self, scope: Scope) -> Option<CandidateId> {
-        self.policy.victim(scope)
-    }
-
-    /// Evicts states until `n` more checkpoint slots are free, or none is left to evict.
-    pub(crate) fn evict_checkpoints(&mut self, n: usize) -> Freed {
-        let mut freed = Freed::default();
-        while freed.checkpoints < n
-            && let Some(CandidateId(index)) = self.policy.victim(Scope::State)
-        {
-            freed += self.evict(index);
-        }
-        freed
-    }
-
-    /// Evicts leaves until `n` more pages are free, or none is left to evict. A purely linear model
-    /// has no pages, so nothing is evicted there.
-    pub(crate) fn evict_kv(&mut self, n: usize) -> Freed {
-        let mut freed = Freed::default();
-        while freed.kv < n
-            && self.kv.usage().evictable > 0
-            && let Some(CandidateId(index)) = self.policy.victim(Scope::Leaf)
-        {
-            freed += self.evict(index);
-        }
-        freed
-    }
-
-    /// Frees everything unpinned and hides the rest from lookups; pinned checkpoints wait as
-    /// withdrawn.
-    pub(crate) fn reset(&mut self) -> Freed {
-        let nodes: Vec<NodeIdx> = self.tree.nodes().map(|(index, _)| index).collect();
-        let (_, freed) = self.evict_all(nodes);
-        self.tree.detach_all();
-        freed
-    }
-
-    /// Takes the checkpoint from a node, and the node if nothing else keeps it.
-    fn evict(&mut self, index: NodeIdx) -> Freed {
-        let mut freed = self.drop_checkpoint(index);
-        freed.kv += self.prune(index);
-        freed
-    }
-
-    /// Frees a node's state, or lets it wait for its last pin.
-    fn drop_checkpoint(&mut self, index: NodeIdx) -> Freed {
-        self.list(index, Listed::No);
-        let checkpoint = self.tree.node_mut(index).checkpoint.take();
-        let checkpoint = checkpoint.expect("the caller saw a checkpoint here");
-        self.emit(Event::Withdraw {
-            slot: checkpoint.slot.id(),
-            serial: checkpoint.serial,
-        });
-        self.push_anchors(index);
-        if checkpoint.pins > 0 && !seeded(Fault::EarlyFree) {
-            self.withdrawn.insert(checkpoint.serial, checkpoint);
-            return Freed::default();
-        }
-        if checkpoint.pins > 0 {
-            self.checkpoints.unpin(1);
-        }
-        self.checkpoints.release_cached(checkpoint.slot);
-        Freed {
-            kv: 0,
-            checkpoints: 1,
-        }
-    }
-
     /// After a node has lost a pin, a child or its checkpoint: removes it and every node above that
     /// is left bare, joins what no longer branches, and lists what may now be evicted. Returns the
     /// pages freed.
@@ -524,98 +458,6 @@ impl Prefixes {
         let upper = self.tree.split(lower, depth);
         self.resized(lower);
         upper
-    }
-
-    /// Tells the policy that a leaf frees other pages than before.
-    fn resized(&mut self, index: NodeIdx) {
-        let checkpoint = self.tree.node(index).checkpoint.as_ref();
-        if checkpoint.is_some_and(|it| it.listed == Listed::Leaf) {
-            let candidate = self.candidate(index);
-            self.policy.update(&candidate);
-        }
-    }
-
-    /// Tells the policy whether the checkpoint of a node can be evicted. This is decided only here.
-    fn refresh(&mut self, index: NodeIdx) {
-        let node = self.tree.node(index);
-        let Some(checkpoint) = &node.checkpoint else {
-            return;
-        };
-        let wanted = if checkpoint.pins > 0 && !seeded(Fault::IgnoredPin) {
-            Listed::No
-        } else if node.is_free_leaf() {
-            Listed::Leaf
-        } else {
-            Listed::State
-        };
-        if checkpoint.listed != wanted {
-            self.list(index, wanted);
-        }
-    }
-
-    fn list(&mut self, index: NodeIdx, wanted: Listed) {
-        let before = self.checkpoint_mut(index).listed;
-        if wanted == Listed::No {
-            if before != Listed::No {
-                // As it was last told.
-                let candidate = self.candidate(index);
-                self.checkpoint_mut(index).listed = wanted;
-                self.policy.remove(&candidate);
-            }
-            return;
-        }
-        self.checkpoint_mut(index).listed = wanted;
-        let candidate = self.candidate(index);
-        if before == Listed::No {
-            self.policy.insert(&candidate);
-        } else {
-            self.policy.update(&candidate);
-        }
-    }
-
-    /// The checkpoint of a node as a policy sees it.
-    pub(crate) fn candidate(&self, index: NodeIdx) -> Candidate {
-        let node = self.tree.node(index);
-        let checkpoint = node.checkpoint.as_ref();
-        let checkpoint = checkpoint.expect("a candidate is a checkpoint");
-        let leaf = checkpoint.listed == Listed::Leaf;
-        let pages = if leaf { node.pages.len() as u64 } else { 0 };
-        let state_bytes = self.checkpoints.config().unit_bytes;
-        Candidate {
-            id: CandidateId(index),
-            depth: node.end,
-            anchor: if self.anchors { self.anchor(index) } else { 0 },
-            used: checkpoint.used,
-            leaf,
-            // Each pool is checked to have less than 2^64 bytes, their sum is not.
-            bytes: state_bytes.saturating_add(pages * self.kv.config().unit_bytes),
-        }
-    }
-
-    /// Depth of the nearest checkpoint above a node, 0 if there is none.
-    fn anchor(&self, index: NodeIdx) -> usize {
-        let mut above = self.tree.path(index).skip(1);
-        let anchor = above.find(|&at| self.tree.node(at).checkpoint.is_some());
-        anchor.map_or(0, |at| self.tree.node(at).end)
-    }
-
-    /// Tells the policy the new anchors of the nearest checkpoints below a node, after that node
-    /// has got or lost its own.
-    fn push_anchors(&mut self, index: NodeIdx) {
-        if !self.anchors {
-            return;
-        }
-        let mut next: Vec<NodeIdx> = self.tree.children(index).collect();
-        while let Some(at) = next.pop() {
-            match &self.tree.node(at).checkpoint {
-                None => next.extend(self.tree.children(at)),
-                Some(checkpoint) if checkpoint.listed == Listed::No => {}
-                Some(_) => {
-                    let candidate = self.candidate(at);
-                    self.policy.update(&candidate);
-                }
-            }
-        }
     }
 
     /// The tree and the withdrawn checkpoints, for tests that damage them.
