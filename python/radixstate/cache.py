@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import lcm
 from operator import index
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
@@ -172,22 +173,24 @@ class PrefixCache(Owner):
             ConfigError: `slots` is 0, or active slots belong to the engine.
         """
         self._require_own_slots()
-        if not no_read:
+        if self._proofs and not no_read:
             tokens = self._proven(tokens, namespace, max_length)
-        started = self._with_room(
-            lambda: self._native.start(
-                tokens,
-                reserve=reserve,
-                namespace=namespace,
-                no_read=no_read,
-                no_store=no_store,
-                max_length=max_length,
-                slots=slots,
-            )
+        begin = partial(
+            self._native.start,
+            tokens,
+            namespace,
+            reserve=reserve,
+            max_length=max_length,
+            no_read=no_read,
+            no_store=no_store,
+            slots=slots,
         )
+        # Only proofs that are out make a second try worth a frame.
+        started = self._with_room(begin) if self._proofs else begin()
         try:
             self._fill(started.load_from, cast(int, started.slot))
-            self._poison_further(started)
+            if slots > 1:
+                self._poison_further(started)
             self._native.loaded(started.sequence)
             return Sequence(self, started)
         except BaseException:

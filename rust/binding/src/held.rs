@@ -8,43 +8,37 @@ use crate::errors::Result;
 use crate::gather::gather;
 use crate::tensor::{Place, hold, misuse};
 
-/// A tensor or storage, and what it said of its memory.
+/// A tensor, and where it was.
 #[derive(Debug)]
 struct Kept {
     /// As errors name it.
     name: String,
-    object: Py<PyAny>,
-    /// Methods by name and bound, which saves a look-up at each check, and what they returned.
-    said: Vec<(&'static str, Py<PyAny>, usize)>,
+    /// Its `data_ptr`, bound: that keeps the tensor alive, and saves a look-up at each check.
+    data_ptr: Py<PyAny>,
+    address: usize,
 }
 
 impl Kept {
-    fn new(name: &str, object: &Bound<'_, PyAny>, methods: &[&'static str]) -> PyResult<Self> {
-        let said = methods.iter().map(|&name| {
-            let method = object.getattr(name)?;
-            let number = method.call0()?.extract()?;
-            Ok((name, method.unbind(), number))
-        });
+    fn new(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let data_ptr = tensor.getattr("data_ptr")?;
         Ok(Self {
             name: name.to_owned(),
-            object: object.clone().unbind(),
-            said: said.collect::<PyResult<_>>()?,
+            address: data_ptr.call0()?.extract()?,
+            data_ptr: data_ptr.unbind(),
         })
     }
 
     fn check(&self, py: Python<'_>) -> Result<()> {
-        for (name, method, before) in &self.said {
-            let now: usize = method.bind(py).call0()?.extract()?;
-            if now != *before {
-                return Err(misuse(format!(
-                    "{}: the tensor's memory is not what it was when its pool was made: {name} was {before:#x}, it \
-                     is {now:#x}. A pool's tensors must not be resized, pointed elsewhere (data, set_) or shared with \
-                     another process (share_memory_, a queue): do that first, then make the pools and the cache",
-                    self.name
-                )));
-            }
+        let now: usize = self.data_ptr.bind(py).call0()?.extract()?;
+        if now == self.address {
+            return Ok(());
         }
-        Ok(())
+        Err(misuse(format!(
+            "{}: the tensor's memory is not what it was when its pool was made: data_ptr was {:#x}, it is {now:#x}. \
+             A pool's tensors must not be resized, pointed elsewhere (data, set_) or shared with another process \
+             (share_memory_, a queue): do that first, then make the pools and the cache",
+            self.name, self.address
+        )))
     }
 }
 
@@ -56,26 +50,25 @@ impl Kept {
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     tensors: Vec<Kept>,
-    /// Each once, however many tensors lie in it.
-    storages: Vec<Kept>,
+    /// Kept alive with their memory: a tensor that is pointed elsewhere lets go of its own.
+    storages: Vec<Py<PyAny>>,
 }
 
 impl Held {
     /// Notes where a tensor is.
     pub(crate) fn hold(&mut self, name: &str, tensor: &Bound<'_, PyAny>) -> Result<()> {
         let storage = tensor.call_method0("untyped_storage")?;
-        if !self.storages.iter().any(|held| held.object.is(&storage)) {
-            self.storages
-                .push(Kept::new(name, &storage, &["data_ptr", "nbytes"])?);
+        if !self.storages.iter().any(|held| held.is(&storage)) {
+            self.storages.push(storage.unbind());
         }
-        self.tensors.push(Kept::new(name, tensor, &["data_ptr"])?);
+        self.tensors.push(Kept::new(name, tensor)?);
         Ok(())
     }
 
-    /// Refuses when a tensor is no longer where it was.
+    /// Refuses when a tensor is no longer where it was. That is enough: a storage that is given other
+    /// memory, if only less of it, moves the tensors that lie in it.
     pub(crate) fn check(&self, py: Python<'_>) -> Result<()> {
-        let mut kept = self.storages.iter().chain(&self.tensors);
-        kept.try_for_each(|kept| kept.check(py))
+        self.tensors.iter().try_for_each(|kept| kept.check(py))
     }
 }
 
