@@ -8,8 +8,7 @@ mod accounting;
 mod allocation;
 mod depth;
 mod eviction;
-mod faults_front;
-mod faults_tokens;
+mod hostile;
 mod keys;
 mod leases;
 mod ownership;
@@ -17,6 +16,7 @@ mod ranks;
 mod speculation;
 mod steps;
 mod unproven;
+mod unwritten;
 
 use radixstate::{
     Cache, Commit, Config, Error, Lease, Match, Namespace, Pending, PoolConfig, PoolKind,
