@@ -3,8 +3,6 @@
 
 use std::borrow::Cow;
 
-use smallvec::SmallVec;
-
 use crate::cache::Cache;
 use crate::checkpoint::{Commit, Rejected, Reservation, Skip, check_depth};
 use crate::digest::tail;
@@ -520,12 +518,13 @@ impl Cache {
             Some(src) => Begin::Load { src, dst },
             None => Begin::Clear { dst },
         };
-        let further: SmallVec<[u32; 2]> = running.lease.holdings.active.ids().skip(1).collect();
         let key = self.sequences.insert(running);
         let sequence = Sequence(self.handle(Kind::Sequence, key));
         let owner = sequence.0.serial;
-        for slot in further {
-            self.ledger.emit(Event::TakeSlot { owner, slot });
+        let slots = &self.sequences[key].lease.holdings.active;
+        if slots.len() > 1 {
+            let further = slots.ids().skip(1);
+            further.for_each(|slot| self.ledger.emit(Event::TakeSlot { owner, slot }));
         }
         Started {
             sequence,
