@@ -286,7 +286,8 @@ class PrefixCache(Owner):
         reserved: list[PendingHandle | _native.Skipped] = []
         try:
             for seq, depth, source in states:
-                reserved.append(self._native.reserve_checkpoint(seq._handle, depth, source))
+                reserve = partial(self._native.reserve_checkpoint, seq._handle, depth, source)
+                reserved.append(self._reserve(reserve))
             pending = [it for it in reserved if isinstance(it, _native.PendingHandle)]
             sources = [
                 source
@@ -346,11 +347,13 @@ class PrefixCache(Owner):
         if not verdict.known:
             self._proofs.expect(pending.slot, verdict)
         outcome = self._native.commit(seq._handle, pending, proven=verdict.known)
-        return self._published(pending, outcome)
+        return self._published(pending, verdict, outcome)
 
-    def _published(self, pending: PendingHandle, outcome: Stored | _native.Skipped) -> Stored | Skipped:
+    def _published(
+        self, pending: PendingHandle, verdict: Verdict, outcome: Stored | _native.Skipped
+    ) -> Stored | Skipped:
         if isinstance(outcome, _native.Skipped):
-            self._proofs.forget(pending.slot)
+            self._proofs.forget(pending.slot, verdict)
             return skipped(outcome)
         return outcome
 
@@ -397,21 +400,20 @@ class PrefixCache(Owner):
 
         Raises:
             UnknownStepError: no such step was begun.
-            WrongCacheError: another cache stored one of `invalid`; the step goes on.
+            WrongCacheError: another cache began `step`, or stored one of `invalid`; the step goes on.
         """
-        number = index(step)
         known: list[Stored] = []
         try:
             known.extend(invalid)
             if self._proofs and not failed:
-                self._proofs.report(number)
+                self._proofs.report(index(step))
         except BaseException:
-            self._native.cancel_step(number, known)
+            self._native.cancel_step(step, known)
             raise
         if failed:
-            self._native.cancel_step(number, known)
+            self._native.cancel_step(step, known)
         else:
-            self._native.retire_step(number, known)
+            self._native.retire_step(step, known)
 
     def invalidate(self, stored: Stored) -> None:
         """Withdraws a stored state that turned out not to be finite. Repeating it changes nothing.

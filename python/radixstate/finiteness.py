@@ -38,33 +38,36 @@ class Proofs:
         self._verdicts: dict[int, Verdict] = {}
 
     def __bool__(self) -> bool:
-        """Whether a verdict is still to be read."""
-        return bool(self._verdicts)
+        """Whether a verdict is still to be read. Those on what a failed step stored are not."""
+        return bool(self._verdicts) and bool(self._native.unproven())
 
     def expect(self, slot: int, verdict: Verdict) -> None:
         """Remembers what will be said of the state in a slot, before it is published."""
         self._verdicts[slot] = verdict
 
-    def forget(self, slot: int) -> None:
-        """The state in a slot was not published after all."""
-        self._verdicts.pop(slot, None)
+    def forget(self, slot: int, verdict: Verdict | None) -> None:
+        """This verdict is not to be read. The slot may have the next state by now, with a verdict of its own."""
+        if self._verdicts.get(slot) is verdict:
+            self._verdicts.pop(slot, None)
 
     def report(self, step: int | None) -> None:
         """Waits for the states that a step wrote, or that belong to none, and tells the core what they are.
 
         A state whose wait raises, or of which nothing is known, counts as not finite. Repeating it changes nothing.
         """
-        for ticket, slot, writer in self._native.unproven():
-            if writer == step:
-                self._report(ticket, slot)
+        listed = self._native.unproven()
+        verdicts = dict(self._verdicts)
+        # Another thread may have completed some and stored the next states in their slots. A slot whose ticket is
+        # still open had its own verdict just now.
+        still = {ticket for ticket, _, _ in self._native.unproven()}
+        for ticket, slot, writer in listed:
+            if writer == step and ticket in still:
+                self._report(ticket, slot, verdicts.get(slot))
 
-    def _report(self, ticket: int, slot: int) -> None:
-        verdict = self._verdicts.get(slot)
+    def _report(self, ticket: int, slot: int, verdict: Verdict | None) -> None:
         finite = False
         try:
             finite = verdict is not None and verdict.is_finite()
         finally:
             self._native.complete(ticket, finite)
-            # The slot may have the next state by now, with a verdict of its own.
-            if self._verdicts.get(slot) is verdict:
-                self._verdicts.pop(slot, None)
+            self.forget(slot, verdict)

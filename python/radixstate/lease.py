@@ -104,7 +104,7 @@ class Lease(Owner):
         except BaseException:
             pending.drop()
             raise
-        outcome = self._cache._published(pending, made.outcome)
+        outcome = self._cache._published(pending, verdict, made.outcome)
         return Published(outcome, made.canonical, made.duplicates)
 
     def release(self) -> None:

@@ -6,7 +6,7 @@ use radixstate::{Config, Outcome, PoolConfig, PoolKind, policy};
 use crate::counters::{Freed, Stats, Usage};
 use crate::errors::{Class, Failure, Result};
 use crate::gate::Gate;
-use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle, Step};
+use crate::handles::{LeaseHandle, PendingHandle, SequenceHandle, Step, StepName};
 use crate::number::Number;
 use crate::page_table::PageTable;
 use crate::request::{
@@ -530,10 +530,10 @@ impl Cache {
     /// are the checkpoints whose writer found a value that is not finite. No lookup has found them
     /// yet, and they are withdrawn as by `invalidate`.
     ///
-    /// Raises UnknownStepError.
+    /// Raises UnknownStepError; WrongCacheError for a handle, or a state, of another cache.
     #[pyo3(signature = (step, invalid=Each(Vec::new())), text_signature = "($self, step, invalid=())")]
-    fn retire_step(&self, step: Number<u64>, invalid: Each<'_, Stored>) -> Result<()> {
-        let step = step.named_or(Class::UnknownStep, "step")?;
+    fn retire_step(&self, step: StepName, invalid: Each<'_, Stored>) -> Result<()> {
+        let step = step.known()?;
         let invalid = stored_of(&invalid);
         self.0.call(|core| core.retire_step(step, &invalid))
     }
@@ -541,10 +541,10 @@ impl Cache {
     /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
     /// withdrawn. Repeating it changes nothing.
     ///
-    /// Raises UnknownStepError.
+    /// Raises UnknownStepError; WrongCacheError for a handle, or a state, of another cache.
     #[pyo3(signature = (step, invalid=Each(Vec::new())), text_signature = "($self, step, invalid=())")]
-    fn cancel_step(&self, step: Number<u64>, invalid: Each<'_, Stored>) -> Result<()> {
-        let step = step.named_or(Class::UnknownStep, "step")?;
+    fn cancel_step(&self, step: StepName, invalid: Each<'_, Stored>) -> Result<()> {
+        let step = step.known()?;
         let invalid = stored_of(&invalid);
         self.0.call(|core| core.cancel_step(step, &invalid))
     }

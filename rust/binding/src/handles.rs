@@ -3,9 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use radixstate::{Lease, Pending, Rejected, Sequence};
+use radixstate::{Lease, Pending, Rejected, Sequence, StepId};
 
 use crate::errors::{Class, Failure, Result};
+use crate::number::Number;
 
 /// A handle of the core until it is given back. Dropping it, on any thread, only notes that in the
 /// cache's inbox.
@@ -203,6 +204,48 @@ impl Step {
 
     fn __repr__(&self) -> String {
         format!("Step({})", self.0.id())
+    }
+}
+
+/// A step as callers name it: by its handle, which belongs to a cache, or by its number.
+pub(crate) struct StepName {
+    number: Number<u64>,
+    cache: Option<u64>,
+}
+
+impl StepName {
+    /// The step, unless its number is none of a step.
+    pub(crate) fn known(self) -> Result<impl StepId> {
+        let Self { number, cache } = self;
+        let id = number.named_or(Class::UnknownStep, "step")?;
+        Ok(KnownStep { id, cache })
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for StepName {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let handle = object.cast::<Step>().ok();
+        Ok(Self {
+            number: object.extract()?,
+            cache: handle.and_then(|step| step.get().0.cache()),
+        })
+    }
+}
+
+struct KnownStep {
+    id: u64,
+    cache: Option<u64>,
+}
+
+impl StepId for KnownStep {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn cache(&self) -> Option<u64> {
+        self.cache
     }
 }
 

@@ -247,7 +247,8 @@ impl Cache {
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
     pub fn retire_step(&mut self, step: impl StepId, invalid: &[Stored]) -> Result<(), Misuse> {
         self.collect_dropped();
-        self.end_step(step.id(), invalid, Outcome::Done)
+        let step = self.number_of(&step)?;
+        self.end_step(step, invalid, Outcome::Done)
     }
 
     /// A step has ended, and everything it was to write is lost: the checkpoints stored in it are
@@ -258,7 +259,16 @@ impl Cache {
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
     pub fn cancel_step(&mut self, step: impl StepId, invalid: &[Stored]) -> Result<(), Misuse> {
         self.collect_dropped();
-        self.end_step(step.id(), invalid, Outcome::Failed)
+        let step = self.number_of(&step)?;
+        self.end_step(step, invalid, Outcome::Failed)
+    }
+
+    /// The number of a step, which is this cache's as far as its name tells.
+    fn number_of(&self, step: &impl StepId) -> Result<u64, Misuse> {
+        if let Some(cache) = step.cache() {
+            self.own_id(cache)?;
+        }
+        Ok(step.id())
     }
 
     fn end_step(&mut self, step: u64, invalid: &[Stored], outcome: Outcome) -> Result<(), Misuse> {

@@ -9,6 +9,7 @@ use crate::handle::{Kind, Lease, Pending, Sequence};
 use crate::ledger::{Holdings, Leased, Ledger};
 use crate::lookup::{Match, Reusable};
 use crate::prefixes::CheckpointId;
+use crate::tree::Node;
 
 /// What publishing with the engine's own pages did.
 ///
@@ -40,15 +41,21 @@ impl Cache {
         if matched.resets != self.ledger.resets {
             return Err(Misuse::Stale("the cache was reset after the lookup"));
         }
-        if let Some(CheckpointId { node, serial }) = matched.checkpoint {
-            let node = self.ledger.prefixes.tree().get(node);
-            let checkpoint = node.and_then(|node| node.checkpoint.as_ref());
-            if checkpoint.is_none_or(|checkpoint| checkpoint.serial != serial) {
-                return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
+        // The tree says how deep it is: a match is the caller's to change.
+        let length = match matched.checkpoint {
+            None => 0,
+            Some(CheckpointId { node, serial }) => {
+                let node = self.ledger.prefixes.tree().get(node);
+                let holds = |node: &&Node| {
+                    let checkpoint = node.checkpoint.as_ref();
+                    checkpoint.is_some_and(|checkpoint| checkpoint.serial == serial)
+                };
+                let gone = Misuse::Stale("its checkpoint was evicted after the lookup");
+                node.filter(holds).ok_or(gone)?.end
             }
-        }
+        };
         let reusable = Reusable {
-            length: matched.length,
+            length,
             kv_length: matched.kv_length,
             branch: matched.branch,
             reason: matched.reason,
@@ -57,7 +64,7 @@ impl Cache {
             checkpoint: matched.checkpoint,
         };
         self.ledger.emit(Event::Lease {
-            length: matched.length,
+            length,
             serial: matched.checkpoint.map_or(0, |found| found.serial),
         });
         self.ledger.prefixes.begin();

@@ -164,17 +164,31 @@ impl Step {
 pub trait StepId {
     /// The number.
     fn id(&self) -> u64;
+
+    /// The cache that began it, which a number alone does not tell.
+    #[doc(hidden)]
+    fn cache(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl StepId for Step {
     fn id(&self) -> u64 {
         Step::id(self)
     }
+
+    fn cache(&self) -> Option<u64> {
+        Some(self.0.cache())
+    }
 }
 
 impl<T: StepId> StepId for &T {
     fn id(&self) -> u64 {
         T::id(self)
+    }
+
+    fn cache(&self) -> Option<u64> {
+        T::cache(self)
     }
 }
 

@@ -13,6 +13,7 @@ mod keys;
 mod leases;
 mod ownership;
 mod ranks;
+mod review;
 mod speculation;
 mod steps;
 mod unproven;
