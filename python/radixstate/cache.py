@@ -458,7 +458,7 @@ class PrefixCache(Owner):
         return self._native.digest()
 
     def draw(self) -> str:
-        """A text picture of every prefix that lookups can reach, with the states at their ends."""
+        """A text picture of every prefix that lookups can reach, with the states at their ends; 64 levels at most."""
         return self._native.draw()
 
     def check(self, engine_free: Iterable[int] | None = None) -> None:

@@ -591,7 +591,7 @@ impl Cache {
     }
 
     /// Draws every prefix that lookups can reach: a line for each node, with the depths of its run,
-    /// and the state at its end.
+    /// and the state at its end. Below 64 levels it only counts them.
     fn draw(&self) -> Result<String> {
         self.0.ask(radixstate::Cache::draw)
     }

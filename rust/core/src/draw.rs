@@ -10,7 +10,7 @@ use crate::tree::NodeIdx;
 
 impl Cache {
     /// Draws every prefix that lookups can reach: a line for each node, with the depths of its run,
-    /// and the state at its end.
+    /// and the state at its end. Below 64 levels it only counts them.
     ///
     /// ```
     /// use radixstate::{Cache, Config, Namespace, PoolConfig, Reservation, StartOptions};
@@ -52,6 +52,10 @@ impl Cache {
     }
 }
 
+/// A picture's size, and the stack it takes, grow with its levels, of which a prompt may have one for
+/// each state.
+const LEVELS: usize = 64;
+
 fn title(namespace: &Namespace) -> String {
     if *namespace == Namespace::default() {
         return "default namespace".into();
@@ -75,6 +79,12 @@ fn branch(
     let tree = prefixes.tree();
     let mut children: Vec<NodeIdx> = tree.children(at).collect();
     children.retain(|&child| tree.node(child).attached);
+    if !children.is_empty() && indent.chars().count() >= 3 * LEVELS {
+        let below = tree.below(at).into_iter();
+        let more = below.filter(|&index| tree.node(index).attached).count();
+        writeln!(picture, "{indent}└─ {more} more").expect("a String takes all");
+        return;
+    }
     children.sort_by_key(|&child| &tree.node(child).key);
     for (n, &child) in children.iter().enumerate() {
         let last = n + 1 == children.len();

@@ -100,3 +100,20 @@ fn cuts_that_nothing_needs_are_undone_in_whatever_order_their_proofs_come() {
         }
     }
 }
+
+#[test]
+fn a_picture_of_a_prompt_with_many_states_is_bounded() {
+    const STATES: u32 = 5000;
+    let pool = PoolConfig::internal;
+    let mut cache = Cache::new(Config::linear(1, pool(1), pool(STATES))).unwrap();
+    let tokens = prompt(1, STATES + 1);
+    let depths: Vec<usize> = (1..=STATES as usize).collect();
+    store_at(&mut cache, &tokens, &depths);
+    let picture = cache.draw();
+    let (lines, last) = (picture.lines().count(), picture.lines().last());
+    assert_eq!(lines, 1 + 64 + 1, "the title, 64 levels and what is left");
+    assert!(
+        last.is_some_and(|line| line.ends_with("└─ 4936 more")),
+        "{last:?}"
+    );
+}
