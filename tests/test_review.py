@@ -106,3 +106,19 @@ def test_a_step_of_another_cache_ends_none_here(end: Callable[[PrefixCache, obje
     assert cache.usage("active").retiring == 1
     cache.retire_step(here)
     assert cache.usage("active").retiring == 0
+
+
+def test_a_state_stored_between_the_last_verdict_of_a_step_and_its_end_is_asked_about() -> None:
+    cache = LateCache()
+    step = cache.begin_step()
+    put(cache)
+    report = cache._proofs.report
+
+    def overtaken(number: int | None) -> None:
+        cache._proofs.report = report  # type: ignore[method-assign]
+        report(number)
+        put(cache, OTHER)  # by another thread
+
+    cache._proofs.report = overtaken  # type: ignore[method-assign]
+    cache.retire_step(step)
+    assert [reused(cache, prompt) for prompt in (PROMPT, OTHER)] == [8, 8]

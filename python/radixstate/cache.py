@@ -397,6 +397,7 @@ class PrefixCache(Owner):
             step: from `begin_step`, or its number.
             invalid: states that were not finite.
             failed: its work did not run, or not to its end: every state stored in it (`Stored.step`) is withdrawn.
+                A state that a later step computed from what is lost is not: that step has failed as well.
 
         Raises:
             UnknownStepError: no such step was begun.

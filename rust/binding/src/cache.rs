@@ -564,7 +564,7 @@ impl Cache {
         self.0.call(|core| core.complete(ticket, outcome))
     }
 
-    /// (ticket, checkpoint slot, step or None) of each stored state whose ticket is still to be
+    /// (ticket, checkpoint slot, step in flight or None) of each stored state whose ticket is still to be
     /// completed, oldest first.
     fn unproven(&self) -> Result<Vec<(u64, u32, Option<u64>)>> {
         let unproven = self.0.ask(radixstate::Cache::unproven)?;

@@ -124,7 +124,7 @@ pub struct Unproven {
     pub ticket: u64,
     /// Its checkpoint slot. Nobody else gets it before the ticket is completed.
     pub slot: u32,
-    /// The step that writes it.
+    /// The step that writes it, while that is in flight: nobody ends it again afterwards.
     pub step: Option<u64>,
 }
 
@@ -255,6 +255,9 @@ impl Cache {
     /// withdrawn, and so are those of `invalid`, as in [`Cache::retire_step`]. Repeating it changes
     /// nothing.
     ///
+    /// A later step may have stored a state that was computed from what is lost. The cache knows
+    /// that only where the later state stands on pages of this step: cancel the later step too.
+    ///
     /// # Errors
     /// [`Misuse::UnknownStep`], [`Misuse::WrongCache`].
     pub fn cancel_step(&mut self, step: impl StepId, invalid: &[Stored]) -> Result<(), Misuse> {
@@ -331,7 +334,7 @@ impl Cache {
             Some(Unproven {
                 ticket,
                 slot: self.ledger.prefixes.pinned_slot(write.checkpoint),
-                step: write.step,
+                step: write.step.filter(|&it| self.ledger.flight.in_flight(it)),
             })
         });
         unproven.collect()

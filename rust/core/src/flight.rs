@@ -67,6 +67,11 @@ impl<T> Flight<T> {
         self.proofs.contains(&proof)
     }
 
+    /// Whether a step has neither retired nor been cancelled.
+    pub(crate) fn in_flight(&self, step: u64) -> bool {
+        self.steps.contains(&step)
+    }
+
     /// The checkpoints that a step writes and that are not ready.
     pub(crate) fn written_in(&self, step: u64) -> Vec<Write> {
         let all = self.writing.values().flatten();
