@@ -86,7 +86,9 @@ FRONT = {
     "a slot is not cleared for a batch": Mutant(
         PrefixCache, "_begin", "if it.load_from is None:", "if it.load_from is None and it.slot > 1:"
     ),
-    "a start forgets its namespace": Mutant(PrefixCache, "start", "namespace=namespace", "namespace=None"),
+    "a start forgets its namespace": Mutant(
+        PrefixCache, "start", "tokens,\n        namespace,", "tokens,\n        None,"
+    ),
     "shrink does nothing": Mutant(Sequence, "shrink", "_native.shrink(", "_native.length("),
     "pages come in reverse": Mutant(Sequence, "pages", "pages(self._handle)", "pages(self._handle)[::-1]"),
     "only the first start of a batch is reported loaded": Mutant(
