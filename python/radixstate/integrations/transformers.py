@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,10 +232,8 @@ class Request:
         self._model = model
         self._cache = cache
         self._state = state
-        self._chunk = chunk
         self._prompt = list(sequence.tokens)
-        # The deepest depth that a prompt like this one can reuse, and the point where it left a cached one.
-        self._stops = {cache.legal_depth(len(self._prompt) - 1), sequence.match.branch}
+        self._pieces = deque(sequence.pieces(chunk))
         state.restore(sequence.pages, sequence.reused)
 
     @property
@@ -263,14 +262,14 @@ class Request:
             MisuseError: a forward pass failed.
         """
         self._require_whole()
-        ahead = [stop for stop in self._stops if stop is not None and stop > self.position]
-        end = min(len(self._prompt), self.position + self._chunk, *ahead)
-        if end > self.position:
+        if self._pieces:
+            begin, end, keep = self._pieces[0]
             with self._advancing():
-                self._run(self._prompt[self.position : end])
-            if end in ahead:
+                self._run(self._prompt[begin:end])
+            self._pieces.popleft()
+            if keep:
                 self.checkpoint()
-        return end < len(self._prompt)
+        return bool(self._pieces)
 
     def decode(self, n: int, *, checkpoint: bool = False) -> list[int]:
         """Generates ``n`` more tokens greedily, claiming pages for them first.
