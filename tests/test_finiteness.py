@@ -328,3 +328,12 @@ def test_freed_pages_are_told_again_when_nobody_heard_of_them() -> None:
         assert sorted({*told, *cache.take_freed("kv")}) == [1, 2, 3, 4], f"interrupted at place {place}"
         if not interrupted:
             break
+
+
+def test_a_start_that_reuses_nothing_waits_for_room_and_reads_an_iterator_once(cache: LateCache) -> None:
+    with cache.start([99] * 9, no_read=True, reserve=56):
+        for n in range(2, 10):
+            put(cache, [n] * 9)
+        assert cache.usage("kv").free == 4, "too few, until proofs are read"
+        with cache.start(iter([1] * 9), no_read=True) as other:
+            assert other.length == 9

@@ -173,8 +173,9 @@ class PrefixCache(Owner):
             ConfigError: `slots` is 0, or active slots belong to the engine.
         """
         self._require_own_slots()
-        if self._proofs and not no_read:
-            tokens = self._proven(tokens, namespace, max_length)
+        if self._proofs:
+            # Also without reading: a second try for room reads them again.
+            tokens = sized(tokens) if no_read else self._proven(tokens, namespace, max_length)
         begin = partial(
             self._native.start,
             tokens,
