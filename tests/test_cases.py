@@ -462,7 +462,9 @@ def is_defined(test: str) -> bool:
     if where[0].endswith(".py"):
         source = ROOT / "tests" / where[0]
     elif where[-1] == "tests":
-        source = core / "src" / f"{where[0]}.rs"
+        # In a file of their own, or at the end of what they test.
+        apart = core / "src" / where[0] / "tests.rs"
+        source = apart if apart.exists() else core / "src" / f"{where[0]}.rs"
     else:
         source = core / "tests" / where[0] / f"{(where[1:] or ['main'])[0]}.rs"
     return source.exists() and re.search(rf"\b(fn|def) {name}\(", source.read_text()) is not None

@@ -210,7 +210,7 @@ fn many_sequences_over_a_large_tree_leak_nothing() {
 fn many_sequences_in_small_pools_run_short_everywhere_and_leak_nothing() {
     let size = Size::from_environment();
     // Slots run out when the cache is young, pages when requests have grown.
-    let (pages, slots) = (size.concurrent * 6, size.concurrent * 5 / 8);
+    let (pages, slots) = (size.concurrent * 13 / 2, size.concurrent * 5 / 8);
     let config = config(pages, slots, size.concurrent / 8);
     let mut load = Load::new(config, size, SEED + 1);
     let mut spent = load.run(size.turns / 2);
