@@ -52,7 +52,7 @@ class LateCache(PrefixCache):
         )
         self.at_wait: list[Callable[[], None]] = []
         store = self._transfer.store
-        self._transfer.store = lambda pairs: Late(store(pairs), self._wait)  # type: ignore[method-assign]
+        self._transfer.store = lambda pairs: Late(store(pairs), self._wait)  # type: ignore[method-assign]  # a slow device
 
     def _wait(self) -> None:
         if self.at_wait:
@@ -217,7 +217,7 @@ def test_a_state_stored_while_a_prompt_is_read_is_not_reused_unasked(cache: Late
             return iter(PROMPT)
 
     put(cache, [1] * 9)  # something is to be settled, so the prompt is read twice
-    assert reused(cache, Prompt()) == 0  # type: ignore[arg-type]
+    assert reused(cache, Prompt()) == 0  # type: ignore[arg-type]  # no list, for once
 
 
 # --- between a call of the core and what the front notes of it ---
