@@ -48,22 +48,6 @@ impl<O: EngineOwned> Cache<O> {
         freed.ids().collect()
     }
 
-    /// Takes a checkpoint slot for the state after exactly `tokens`, to be published with its
-    /// pages. Evicts if needed.
-    ///
-    /// # Errors
-    /// [`Misuse::Unaligned`], [`Misuse::PrefixMismatch`], [`Misuse::WrongCache`];
-    /// [`Misuse::NotLoaded`] past the leased prefix, before its state was loaded.
-    pub fn reserve(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Reservation, Misuse> {
-        self.own(&lease.0)?;
-        self.collect_dropped();
-        let leased = &self.leases[lease.0.key];
-        check_depth(&self.ledger, tokens.len())?;
-        check_tokens(&self.ledger, leased, tokens)?;
-        let slot = self.ledger.reserve(leased, tokens);
-        Ok(self.pend(lease.0.serial, tokens.len(), slot))
-    }
-
     /// Adds a state to a prefix that the lease has already, as after [`extend`](Cache::extend).
     /// `tokens` are those of the reservation.
     ///
@@ -112,6 +96,21 @@ impl<O: EngineOwned> Cache<O> {
         }
         check_tokens(&self.ledger, leased, tokens)?;
         check_pages(&self.ledger, leased, tokens.len(), pages)
+    }
+
+    fn try_reserve(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<Reservation, Misuse> {
+        self.own(&lease.0)?;
+        check_depth(&self.ledger, tokens.len())?;
+        self.check_extend(lease, tokens, pages)?;
+        self.collect_dropped();
+        let leased = &self.leases[lease.0.key];
+        let slot = self.ledger.reserve(leased, tokens);
+        Ok(self.pend(lease.0.serial, tokens.len(), slot))
     }
 
     /// The pages that the engine hands over with `depth` tokens, which were checked.
@@ -184,6 +183,21 @@ impl Cache<EnginePages> {
         Ok(self.place(lease, tokens, pages))
     }
 
+    /// Takes a checkpoint slot for the state after exactly `tokens`, to be published with their
+    /// pages, or attached if the lease has all of them. Evicts if needed, and nothing if a rule is
+    /// broken.
+    ///
+    /// # Errors
+    /// [`Misuse::Unaligned`] for an illegal depth, and as [`extend`](Cache::extend).
+    pub fn reserve(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<Reservation, Misuse> {
+        self.try_reserve(lease, tokens, pages)
+    }
+
     /// Publishes tokens, pages and state together, or nothing: `tokens` and `pages` as for
     /// [`extend`](Cache::extend), the state that was reserved for them.
     ///
@@ -217,6 +231,16 @@ impl Cache<LogicalPages> {
     pub fn extend(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Extended, Misuse> {
         self.check_extend(lease, tokens, &[])?;
         Ok(self.place(lease, tokens, &[]))
+    }
+
+    /// Takes a checkpoint slot for the state after exactly `tokens`, to be published with their
+    /// pages, or attached if the lease has all of them. Evicts if needed, and nothing if a rule is
+    /// broken.
+    ///
+    /// # Errors
+    /// [`Misuse::Unaligned`] for an illegal depth, and as [`extend`](Cache::extend).
+    pub fn reserve(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Reservation, Misuse> {
+        self.try_reserve(lease, tokens, &[])
     }
 
     /// Publishes tokens, pages and state together, or nothing: `tokens` as for

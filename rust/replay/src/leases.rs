@@ -2,6 +2,7 @@
 //! demands on every read the content that belongs to the prefix.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use radixstate::{
     Cache, Commit, Config, Extended, Lease, Match, Misuse, Pending, PoolKind, Published,
@@ -125,6 +126,12 @@ impl<O: Sharing> Leases<O> {
         (lease, matched)
     }
 
+    /// Where in the page table the pages past the lease are, up to `depth`.
+    fn table(&self, held: &Held, depth: usize) -> Range<usize> {
+        let leased = self.cache.lease_depth(&held.lease).expect("it is ours");
+        leased / self.page..depth.max(leased) / self.page
+    }
+
     fn mapped(&self, ids: &[u32]) -> Vec<u32> {
         ids.iter().map(|&id| self.pages[id as usize]).collect()
     }
@@ -138,7 +145,7 @@ impl<O: Sharing> Leases<O> {
         seen: &mut Seen,
     ) -> Option<Skip> {
         let before = self.cache.lease_depth(&held.lease).expect("it is ours");
-        let table = before / self.page..prefix.len().max(before) / self.page;
+        let table = self.table(held, prefix.len());
         let given = held.pages[table.clone()].to_vec();
         let (cache, lease) = (&mut self.cache, &held.lease);
         let (skipped, replaced) = match state {
@@ -306,7 +313,8 @@ impl<O: Sharing> Engine for Leases<O> {
         if apart && let Some(skip) = self.share(held, &prefix, None, seen) {
             return Some(Commit::Skipped(skip));
         }
-        let reserved = self.cache.reserve(&held.lease, &prefix);
+        let given = held.pages[self.table(held, depth)].to_vec();
+        let reserved = O::reserve(&mut self.cache, &held.lease, &prefix, &given);
         let pending = match reserved.expect("a legal depth") {
             Reservation::Skipped(Skip::Duplicate) => {
                 self.share(held, &prefix, None, seen);

@@ -2,7 +2,7 @@
 
 use radixstate::{
     Cache, Config, EngineOwned, EnginePages, Extended, Lease, LogicalPages, Misuse, OwnPages,
-    PageOwner, Pending, PoolConfig, Published, Rejected,
+    PageOwner, Pending, PoolConfig, Published, Rejected, Reservation,
 };
 
 /// Who owns the KV pages, as a value.
@@ -81,6 +81,18 @@ pub trait Sharing: Owner + EngineOwned {
         pages: &[u32],
     ) -> Result<Extended, Misuse>;
 
+    /// See `Cache::reserve`.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn reserve(
+        cache: &mut Cache<Self>,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<Reservation, Misuse>;
+
     /// See `Cache::publish`.
     ///
     /// # Errors
@@ -105,6 +117,15 @@ impl Sharing for EnginePages {
         cache.extend(lease, tokens, pages)
     }
 
+    fn reserve(
+        cache: &mut Cache<Self>,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<Reservation, Misuse> {
+        cache.reserve(lease, tokens, pages)
+    }
+
     fn publish(
         cache: &mut Cache<Self>,
         lease: &Lease,
@@ -124,6 +145,15 @@ impl Sharing for LogicalPages {
         _: &[u32],
     ) -> Result<Extended, Misuse> {
         cache.extend(lease, tokens)
+    }
+
+    fn reserve(
+        cache: &mut Cache<Self>,
+        lease: &Lease,
+        tokens: &[u32],
+        _: &[u32],
+    ) -> Result<Reservation, Misuse> {
+        cache.reserve(lease, tokens)
     }
 
     fn publish(

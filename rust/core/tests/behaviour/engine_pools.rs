@@ -18,7 +18,7 @@ fn publish(
     tokens: &[u32],
     pages: &[u32],
 ) -> Published {
-    let pending = pending(cache.reserve(lease, tokens).unwrap());
+    let pending = pending(cache.reserve(lease, tokens, pages).unwrap());
     cache.publish(lease, tokens, pages, pending).unwrap()
 }
 
@@ -51,11 +51,10 @@ fn a_duplicate_stays_the_callers() {
         lease(&mut cache, &prompt(1, 9)),
         lease(&mut cache, &prompt(1, 9)),
     );
-    let late = pending(cache.reserve(&two, &prompt(1, 8)).unwrap());
+    let given = [9, 10, 11, 12];
+    let late = pending(cache.reserve(&two, &prompt(1, 8), &given).unwrap());
     publish(&mut cache, &one, &prompt(1, 8), &[1, 2, 3, 4]);
-    let published = cache
-        .publish(&two, &prompt(1, 8), &[9, 10, 11, 12], late)
-        .unwrap();
+    let published = cache.publish(&two, &prompt(1, 8), &given, late).unwrap();
     assert_eq!(published.outcome, Commit::Skipped(Skip::Duplicate));
     assert_eq!(published.replaced, 0..8);
     assert_eq!(cache.lease_pages(&two, 0).unwrap(), [1, 2, 3, 4]);
@@ -149,7 +148,7 @@ fn a_dropped_lease_ends_at_the_next_call() {
 fn after_a_reset_the_pages_stay_the_engines() {
     let mut cache = engine();
     let one = lease(&mut cache, &prompt(1, 9));
-    let late = pending(cache.reserve(&one, &prompt(1, 8)).unwrap());
+    let late = pending(cache.reserve(&one, &prompt(1, 8), &[1, 2, 3, 4]).unwrap());
     cache.reset();
     let published = cache
         .publish(&one, &prompt(1, 8), &[1, 2, 3, 4], late)
@@ -162,7 +161,7 @@ fn after_a_reset_the_pages_stay_the_engines() {
         (Some(Skip::Reset), 0..0)
     );
     assert!(matches!(
-        cache.reserve(&one, &prompt(1, 8)).unwrap(),
+        cache.reserve(&one, &prompt(1, 8), &[1, 2, 3, 4]).unwrap(),
         Reservation::Skipped(Skip::Reset)
     ));
     cache.check(Some(&(1..=12).collect::<Vec<u32>>())).unwrap();
@@ -235,7 +234,7 @@ fn a_state_is_attached_to_what_is_leased() {
     let one = lease(&mut cache, &prompt(1, 9));
     cache.extend(&one, &prompt(1, 8), &[1, 2, 3, 4]).unwrap();
     for depth in [8, 4] {
-        let late = pending(cache.reserve(&one, &prompt(1, depth)).unwrap());
+        let late = pending(cache.reserve(&one, &prompt(1, depth), &[]).unwrap());
         let attached = cache.attach(&one, &prompt(1, depth), late).unwrap();
         assert_eq!(stored(attached).depth, depth as usize);
     }
@@ -253,7 +252,7 @@ fn a_prefix_whose_state_is_there_is_extended_without_encoding_it_again() {
     let one = lease(&mut cache, &prompt(1, 9));
     let two = lease(&mut cache, &prompt(1, 9));
     publish(&mut cache, &one, &prompt(1, 8), &[1, 2, 3, 4]);
-    let reserved = cache.reserve(&two, &prompt(1, 8)).unwrap();
+    let reserved = cache.reserve(&two, &prompt(1, 8), &[5, 6, 7, 8]).unwrap();
     assert!(matches!(reserved, Reservation::Skipped(Skip::Duplicate)));
     let extended = cache.extend(&two, &prompt(1, 8), &[5, 6, 7, 8]).unwrap();
     assert_eq!(extended.replaced, 0..8);
@@ -288,7 +287,7 @@ fn a_step_that_failed_takes_its_pages_with_it() {
     cache.extend(&one, &prompt(1, 4), &[1, 2]).unwrap();
     let step = cache.begin_step();
     cache.extend(&one, &prompt(1, 8), &[3, 4]).unwrap();
-    let late = pending(cache.reserve(&one, &prompt(1, 8)).unwrap());
+    let late = pending(cache.reserve(&one, &prompt(1, 8), &[]).unwrap());
     cache.attach(&one, &prompt(1, 8), late).unwrap();
     cache.cancel_step(step, &[]).unwrap();
     assert_eq!(cached(&mut cache, &prompt(1, 8)), 0);

@@ -249,12 +249,12 @@ fn publishing_demands_tokens_and_pages_that_fit() {
     for (tokens, pages, misuse) in cases {
         let mut cache = engine();
         let lease = lease_of(&mut cache, &prompt(1, 13));
-        let first = pending(cache.reserve(&lease, &prompt(1, 8)).unwrap());
+        let first = pending(cache.reserve(&lease, &prompt(1, 8), &[1, 2, 3, 4]).unwrap());
         cache
             .publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], first)
             .unwrap();
         let before = usage(&mut cache);
-        let late = pending(cache.reserve(&lease, &prompt(1, 12)).unwrap());
+        let late = pending(cache.reserve(&lease, &prompt(1, 12), &[5, 6]).unwrap());
         assert_eq!(
             cache.publish(&lease, tokens, pages, late).unwrap_err().why,
             misuse
@@ -271,14 +271,14 @@ fn reserving_with_a_lease_demands_its_prefix_at_a_legal_depth() {
     cache.extend(&lease, &prompt(1, 8), &[1, 2, 3, 4]).unwrap();
     let unaligned = Misuse::Unaligned { depth: 9, legal: 4 };
     assert_refused(&mut cache, &unaligned, |cache| {
-        cache.reserve(&lease, &prompt(1, 9))
+        cache.reserve(&lease, &prompt(1, 9), &[])
     });
     let mismatch = Misuse::PrefixMismatch { leased: 8 };
     assert_refused(&mut cache, &mismatch, |cache| {
-        cache.reserve(&lease, &prompt(2, 12))
+        cache.reserve(&lease, &prompt(2, 12), &[])
     });
     assert_refused(&mut cache, &mismatch, |cache| {
-        cache.reserve(&lease, &prompt(2, 4))
+        cache.reserve(&lease, &prompt(2, 4), &[])
     });
 }
 
@@ -303,7 +303,10 @@ fn sharing_pages_demands_whole_ones_that_go_on_from_the_prefix() {
     assert_refused(&mut cache, &owned, |cache| {
         cache.extend(&lease, &prompt(1, 8), &[3, 2])
     });
-    let late = pending(cache.reserve(&lease, &prompt(1, 8)).unwrap());
+    assert_refused(&mut cache, &owned, |cache| {
+        cache.reserve(&lease, &prompt(1, 8), &[3, 2])
+    });
+    let late = pending(cache.reserve(&lease, &prompt(1, 8), &[3, 4]).unwrap());
     let past = Misuse::DepthPastEnd { depth: 8, end: 4 };
     let rejected = cache.attach(&lease, &prompt(1, 8), late).unwrap_err();
     assert_eq!(rejected.why, past);

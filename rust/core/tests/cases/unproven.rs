@@ -197,7 +197,7 @@ fn a_published_state_outlives_a_shallower_one_that_was_refused() {
 type Engine = Cache<EnginePages>;
 
 fn publish(cache: &mut Engine, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Published {
-    match cache.reserve(lease, tokens).unwrap() {
+    match cache.reserve(lease, tokens, pages).unwrap() {
         Reservation::Pending(pending) => cache.publish(lease, tokens, pages, pending).unwrap(),
         Reservation::Skipped(skip) => Published {
             outcome: Commit::Skipped(skip),

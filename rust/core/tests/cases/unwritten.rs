@@ -42,14 +42,15 @@ fn two_pending_checkpoints_of_one_slot_cannot_have_two_depths() {
 fn a_lease_whose_state_was_never_loaded_publishes_nothing_deeper() {
     let mut cache = engine(32, 4);
     let first = lease(&mut cache, &prompt(1, 9));
-    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4)).unwrap() else {
+    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4), &[1, 2]).unwrap()
+    else {
         panic!("there is room")
     };
     let published = cache.publish(&first, &prompt(1, 4), &[1, 2], pending);
     published.expect("a miss has no state to load");
     let lease = lease(&mut cache, &prompt(1, 9));
     assert!(cache.lease_state(&lease).unwrap().is_some(), "not loaded");
-    let refused = cache.reserve(&lease, &prompt(1, 8));
+    let refused = cache.reserve(&lease, &prompt(1, 8), &[3, 4]);
     assert_eq!(
         refused.err(),
         Some(Misuse::NotLoaded),
@@ -109,7 +110,8 @@ fn each_slot_has_a_depth_of_its_own_that_ends_with_it() {
 fn a_lease_publishes_what_it_has_before_its_state_is_loaded_and_more_after() {
     let mut cache = engine(16, 4);
     let first = lease(&mut cache, &prompt(1, 9));
-    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4)).unwrap() else {
+    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4), &[1, 2]).unwrap()
+    else {
         panic!("there is room")
     };
     let published = cache.publish(&first, &prompt(1, 4), &[1, 2], pending);
@@ -121,13 +123,13 @@ fn a_lease_publishes_what_it_has_before_its_state_is_loaded_and_more_after() {
     let refused = cache.extend(&second, &more, &[3, 4]);
     assert_eq!(refused.unwrap_err(), Misuse::NotLoaded);
     assert_eq!(
-        cache.reserve(&second, &more).unwrap_err(),
+        cache.reserve(&second, &more, &[3, 4]).unwrap_err(),
         Misuse::NotLoaded
     );
     cache.lease_loaded(&second).unwrap();
     cache.extend(&second, &more, &[3, 4]).unwrap();
     assert!(matches!(
-        cache.reserve(&second, &more),
+        cache.reserve(&second, &more, &[]),
         Ok(Reservation::Pending(_))
     ));
 }

@@ -103,7 +103,10 @@ impl<O: Front + Sharing> Both<O> {
         let (owner, lease) = &self.leases[pick(&self.leases, n)?];
         let mut tokens = self.going_on(*owner, more);
         tokens.truncate(depth.pick(self.naive.legal, tokens.len()));
-        let reservation = self.real.reserve(lease, &tokens);
+        let before = self.naive.holders[owner].depth();
+        let missing = tokens.len().saturating_sub(before) / self.config.page_size as usize;
+        let given = self.engine_pages(missing)?;
+        let reservation = O::reserve(&mut self.real, lease, &tokens, &given);
         let legal = self.naive.legal;
         if let Err(misuse) = self.naive.check_leased(*owner, &tokens, legal) {
             assert_eq!(reservation.unwrap_err(), misuse);

@@ -75,7 +75,10 @@ fn a_lease_of_another_cache_is_refused_by_every_call() {
     assert_eq!(given_back, Err(Misuse::WrongCache));
     let extended = real.extend(&lease, &[], &[]);
     assert_eq!(extended.unwrap_err(), Misuse::WrongCache);
-    assert_eq!(real.reserve(&lease, &[]).unwrap_err(), Misuse::WrongCache);
+    assert_eq!(
+        real.reserve(&lease, &[], &[]).unwrap_err(),
+        Misuse::WrongCache
+    );
     assert_eq!(real.release(lease), Err(Misuse::WrongCache));
     real.check(None).unwrap();
 }
