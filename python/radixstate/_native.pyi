@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, final
 
 from _typeshed import WriteableBuffer
@@ -506,7 +506,7 @@ class CodecPlan:
         *,
         active: object,
         checkpoint: object,
-        layout: Literal["k_last", "v_last"],
+        layout: Literal["k_last", "v_last", "flat"],
         format: str,
         scale: object | None = None,
         conv: Iterable[tuple[object, object]] | None = None,
@@ -522,9 +522,11 @@ class HeldTensors:
         *,
         active: object,
         checkpoint: object,
-        layout: Literal["k_last", "v_last"],
+        layout: Literal["k_last", "v_last", "flat"],
         format: Literal["native", "bf16", "int8"],
         scale: object | None = None,
         conv: Iterable[tuple[object, object]] | None = None,
     ) -> HeldTensors: ...
+    @staticmethod
+    def of_groups(groups: Iterable[Mapping[str, object]]) -> HeldTensors: ...
     def check(self) -> None: ...
