@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 from native import store
-from radixstate import PrefixCache, StateSpec, _native
+from radixstate import EngineCache, PrefixCache, StateSpec, _native
 
 PAGES = 8192
 FACTOR = 0xF1357AEA2E62A9C5
@@ -126,7 +126,7 @@ def test_all_128_bits_of_a_digest_count() -> None:
 @pytest.mark.xfail(strict=True, raises=TypeError, reason="publish() knows no spans")
 def test_a_published_span_is_matched_by_its_digest_alone() -> None:
     spec = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
-    cache = PrefixCache(spec, active_slots=2, kv_pages=32, page_size=4, checkpoint_stride=4, external=True)
+    cache = EngineCache(spec, active_slots=2, kv_pages=32, page_size=4, checkpoint_stride=4)
     spans = [(4, 12, b"a" * 16)]
     with cache.lease(cache.lookup(PLACEHOLDERS)) as lease:
         lease.publish(PLACEHOLDERS[:16], source=1, pages=[1, 2, 3, 4], spans=spans)

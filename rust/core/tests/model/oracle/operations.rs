@@ -309,7 +309,7 @@ impl Naive {
     }
 
     /// A lease may have moved down another path since `tokens` were reserved for it.
-    fn check_prefix(&self, owner: u64, tokens: &[u32]) -> Result<(), Misuse> {
+    pub(crate) fn check_prefix(&self, owner: u64, tokens: &[u32]) -> Result<(), Misuse> {
         let Some(path) = self.holders[&owner].holdings.path() else {
             return Ok(());
         };
