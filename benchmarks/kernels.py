@@ -48,6 +48,7 @@ class Row:
         blocks: that fit a multiprocessor.
         loads: instructions that read global memory, by their bits.
         stores: the same for writing.
+        shared_loads: the same for reading shared memory.
         flushing: arithmetic instructions that flush subnormals.
         main: whether it is one of the main shapes.
     """
@@ -61,6 +62,7 @@ class Row:
     blocks: int
     loads: dict[str, int]
     stores: dict[str, int]
+    shared_loads: dict[str, int]
     flushing: list[str]
     main: bool
 
@@ -116,6 +118,7 @@ def _rows(task: tuple[str, Program, str, bool]) -> list[Row]:
                 blocks=_resident_blocks(arch, program["THREADS"], usage.registers, usage.shared),
                 loads=_widths(operations, ("LDG", "LD")),
                 stores=_widths(operations, ("STG", "ST")),
+                shared_loads=_widths(operations, ("LDS",)),
                 flushing=[op for op in operations if op.startswith(("FMUL", "FFMA", "F2F")) and ".FTZ" in op],
                 main=main,
             )

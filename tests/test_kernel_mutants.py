@@ -43,6 +43,8 @@ MUTANTS = {
     "columns beyond the end": ("int8.cu", " && Channels::column(at, sweep) < COLUMNS", ""),
     "threads beyond the chunk": ("int8.cu", "at.down < DOWN && Channels::row", "Channels::row"),
     "one contributor too few": ("int8.cu", "i < Channels::CONTRIBUTORS", "i < Channels::CONTRIBUTORS - 1"),
+    "a contribution is read twice": ("int8.cu", "turned : turned - ACROSS", "turned : 0"),
+    "the runs of a thread share a place": ("int8.cu", "channel % VECTOR / RUN * APART", "0 * APART"),
     "contiguous rows": ("int8.cu", "row_stride(pool.row_stride)", "row_stride(COLUMNS / VECTOR * BYTES)"),
     "a second sweep reads the first": ("int8.cu", SWEPT, SWEPT.replace("sweep", "0")),
     "codes of a bad channel stay": ("int8.cu", " & finite;", ";"),

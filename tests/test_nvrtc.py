@@ -48,6 +48,16 @@ def test_main_shapes_move_sixteen_bytes_at_a_time(table: list[Row]) -> None:
             assert row.stores["128"] >= wanted, row
 
 
+def test_a_thread_reads_the_divisors_of_its_columns_sixteen_bytes_at_a_time(table: list[Row]) -> None:
+    """As `test_bank_conflicts.py` supposes."""
+    columns = [row for row in table if "k_last" in row.kernel]
+    assert columns
+    for row in columns:
+        vector = 4 if "fp32" in row.kernel else 8
+        wanted = vector // 2 if row.kernel.startswith("int8_store") else vector // 4
+        assert row.shared_loads["128"] == wanted, row
+
+
 def test_no_arithmetic_flushes_subnormals_in_spite_of_the_option(table: list[Row]) -> None:
     assert [row for row in table if row.flushing] == []
 
