@@ -48,7 +48,7 @@ MUTANTS = {
     "contiguous rows": ("int8.cu", "row_stride(pool.row_stride)", "row_stride(COLUMNS / VECTOR * BYTES)"),
     "a second sweep reads the first": ("int8.cu", SWEPT, SWEPT.replace("sweep", "0")),
     "codes of a bad channel stay": ("int8.cu", " & finite;", ";"),
-    "bad channels are not reported": ("int8.cu", "found.finite &= divisors[c].is_finite();", ""),
+    "bad channels are not reported": ("int8.cu", "found.finite &= by.is_finite();", ""),
     "the head is forgotten": ("transfer.cuh", " + head * head_stride", ""),
     "the layer is forgotten": ("transfer.cuh", " : base + layer * layer_stride", " : base"),
     "the table is not indexed": ("transfer.cuh", "table[layer]", "table[0]"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -47,6 +48,10 @@ _STRIDED = np.dtype(
 _WINDOW = np.dtype(
     [("source", _STRIDED), ("target", _STRIDED), ("vectors", "i8"), ("blocks", "i8")], align=True
 )
+
+
+CHANGING = Struct("=QI")
+"""What differs between launches of one direction, the first bytes of `Arguments`: `pairs` and `pair_count`."""
 
 
 def arguments_type(windows: int) -> np.dtype[Any]:
