@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 NATIVE_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo test test-rust msrv test-python bench lint fuzz coverage docs lock ci kernels gpu clean
+.PHONY: help demo test test-rust msrv test-python bench lint fuzz coverage docs lock ci kernels nvrtc12 gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -73,7 +73,14 @@ lock: $(VENV)/.packages ## write requirements-dev.txt anew from what is installe
 ci: lint test msrv ## what CI runs
 
 kernels: $(VENV)/.native ## registers, spills, shared bytes and access widths of the CUDA kernels, compiled without a GPU
-	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+# Those of `CUDA_12` in benchmarks/nvrtc.py: 280 MB on disk.
+nvrtc12: $(VENV)/.packages ## fetch the compilers of CUDA 12.1 and 12.9, with which `make test` then compiles the kernels too
+	for version in 12.1.105 12.9.86; do \
+		test -d out/nvrtc/$$version || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+			--target out/nvrtc/$$version nvidia-cuda-nvrtc-cu12==$$version; \
+	done
 
 # With GPU_PYTHON, an interpreter that has a built wheel, this needs no Rust.
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.native) ## GPU tests and the kernel benchmark; says so where there is no GPU

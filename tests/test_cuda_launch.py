@@ -208,6 +208,18 @@ def test_a_batch_that_was_filled_anew_moves_no_earlier_pair() -> None:
     assert list(batch.verdicts()) == [True]
 
 
+def test_a_batch_starts_the_blocks_of_its_capacity_and_says_how_many() -> None:
+    device, (active, kept) = CpuDevice(), filled_pools(3)
+    batch = cuda.describe(active, kept, device).batch("store", 5)
+    batch.fill([(1, 1)])
+    batch.enqueue()
+    columns, rows = device.launches[0].grid
+    assert columns * rows == 5 * batch.blocks_of_pair
+    assert batch.blocks_of_pair == SPEC.layers * (SPEC.heads + 1)
+    assert list(batch.verdicts()) == [True]
+    assert not kept.state(2).any()
+
+
 def test_a_batch_refuses_what_a_store_refuses_and_stays_as_it_was() -> None:
     device, (active, kept) = CpuDevice(), filled_pools(3)
     batch = cuda.describe(active, kept, device).batch("store", 2)

@@ -214,7 +214,8 @@ class CudaCodec:
     def batch(self, direction: Direction, capacity: int) -> Batch:
         """Room on the device for `capacity` pairs, none yet: what a captured graph stores or loads.
 
-        Waits for the device, so that any stream may use the batch.
+        Waits for the device, so that any stream may use the batch. Every launch starts the blocks of `capacity` pairs,
+        filled in or not: see `Batch`.
 
         Raises:
             MisuseError: a graph is being captured.
@@ -225,7 +226,8 @@ class CudaCodec:
 
     def _batch(self, direction: Direction, pairs: Pairs, capacity: int) -> Batch:
         launch = self.enqueue_store if direction == "store" else self.enqueue_load
-        return Batch(self._device, partial(self._words, direction), launch, pairs, capacity)
+        blocks = self._units * self._layers
+        return Batch(self._device, partial(self._words, direction), launch, pairs, capacity, blocks)
 
     def _words(self, direction: Direction, pairs: Pairs, capacity: int) -> Array:
         """Checked pairs as int32 (3, capacity): sources, destinations, status words. Padding is zero.
