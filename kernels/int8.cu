@@ -320,7 +320,7 @@ int8_store(const __grid_constant__ Arguments arguments) {
 
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
-    if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
+    if (work.unit >= arguments.state_blocks) return copy_windows<true>(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;
     const Place at = Place::of_thread(work.unit % CHUNKS);
@@ -356,7 +356,7 @@ int8_load(const __grid_constant__ Arguments arguments) {
 
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
-    if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
+    if (work.unit >= arguments.state_blocks) return copy_windows<false>(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;
     const Place at = Place::of_thread(work.unit % CHUNKS);

@@ -29,7 +29,9 @@ class Case:
         gap: elements between rows, heads, slots and layers.
         offset: elements by which every tensor starts off alignment.
         tables: one tensor per layer, so that addresses come from a table.
-        conv: shapes of the conv windows, in bfloat16.
+        conv: shapes of the conv windows.
+        conv_types: of the first windows; the others are bfloat16.
+        conv_values: of their elements.
         pairs: (source, destination) of the store; the load goes back. By default all slots, reversed.
     """
 
@@ -45,6 +47,8 @@ class Case:
     offset: int = 0
     tables: bool = False
     conv: tuple[tuple[int, ...], ...] = ()
+    conv_types: tuple[torch.dtype, ...] = ()
+    conv_values: Values = "finite"
     values: Values = "edges"
     seed: int = 0
     pairs: tuple[tuple[int, int], ...] | None = None
@@ -149,12 +153,12 @@ class Pools:
         scales = case.format == "int8"
         self.scale = self._memory((case.heads, case.d_k), _SCALE[case.dtype], 1) if scales else None
         self.windows = []
-        for shape in case.conv:
-            kept = [self._memory(shape, torch.bfloat16, 0) for _ in range(3)]
+        for shape, dtype in itertools.zip_longest(case.conv, case.conv_types, fillvalue=torch.bfloat16):
+            kept = [self._memory(shape, dtype, 0) for _ in range(3)]
             self.windows.append((kept[0], kept[1], kept[2]))
         self.active.fill(case, case.seed)
         for window, _, _ in self.windows:
-            window.fill(replace(case, values="any"), case.seed + 1000)
+            window.fill(replace(case, values=case.conv_values), case.seed + 1000)
 
     def _memory(self, shape: Sequence[int], dtype: torch.dtype, gap_from: int) -> Memory:
         return Memory.of(self.case, shape, dtype, self.device, gap_from=gap_from)

@@ -239,6 +239,7 @@ def test_a_state_can_come_from_a_further_slot(cache: PrefixCache) -> None:
         spare = seq.take_slot()
         compute(seq, cache)
         cache.active.state(spare).fill_(3)
+        cache.active.conv(0, spare).fill_(3)
         seq.checkpoint(8, source=spare)
     with cache.start(PROMPT[:9]) as seq:
         assert (cache.active.state(seq.slot) == 3).all()

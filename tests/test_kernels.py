@@ -93,7 +93,25 @@ FLAT = [  # windows in the place of a state: one head of one row
     Case(dtype=dtype, format="native", layout="v_last", d_k=1, d_v=d_v, heads=1, gap=gap, tables=gap > 0)
     for dtype, d_v, gap in [(BF16, 2048 * 3, 0), (FP32, 64 * 4, 4), (FP16, 5 * 3, 1)]
 ]
-CASES = [*MAIN, *ODD, *ALIGNMENT, *LONG, *POOLS, *PLAIN, *FLAT]
+WINDOWS = [
+    Case(
+        dtype=dtype,
+        format=format,
+        d_k=8,
+        d_v=8,
+        slots=40,
+        conv=conv,
+        conv_types=types,
+        conv_values="any",
+        values="usual",
+    )
+    for dtype, format, conv, types in [
+        (BF16, "int8", ((6, 4),), (BF16,)),
+        (BF16, "native", ((24,), (4,)), (FP32, FP16)),
+        (FP32, "bf16", ((5,), (4, 3), (7,)), (FP16, FP32, BF16)),  # vectors shorter than an element
+    ]
+]
+CASES = [*MAIN, *ODD, *ALIGNMENT, *LONG, *POOLS, *PLAIN, *FLAT, *WINDOWS]
 
 SANITIZED = [
     ALIGNMENT[1],
@@ -143,6 +161,16 @@ def test_quotients_next_to_a_tie_are_rounded_as_by_true_division(dtype: torch.dt
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_kernels_equal_the_torch_reference(dtype: torch.dtype, layout: str) -> None:
     assert reference_problems(CpuDevice(), dtype, layout) == []
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_a_state_is_finite_only_if_its_windows_are(case: Case) -> None:
+    finite = round_trip(case, cuda_codec(CpuDevice())).finite
+    pools = Pools(case, "cpu")
+    rows = [layer for window, _, _ in pools.windows for layer in window.rows.layers]
+    wanted = [all(bool(layer[slot].isfinite().all()) for layer in rows) for slot, _ in case.store_pairs]
+    assert finite == wanted
+    assert {*finite} == {True, False}
 
 
 def test_a_slot_out_of_range_moves_nothing_and_says_so() -> None:

@@ -22,6 +22,7 @@ from radixstate.cuda.batch import Batch
 from radixstate.cuda.device import CupyDevice, Device
 from radixstate.cuda.specialise import (
     CHANGING,
+    EXPONENT,
     MAX_LAYERS,
     MAX_WINDOWS,
     VECTOR_BYTES,
@@ -83,17 +84,25 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Window:
-    """One conv window, copied as bytes."""
+    """One conv window, copied as bytes; its elements are asked whether they are finite."""
 
     active: _Memory
     checkpoint: _Memory
     nbytes: int
+    width: int
+    exponent: int
 
     @classmethod
     def of(cls, active: Rows, checkpoint: Rows, device: Device) -> Self:
         row = active.layers[0][0]
-        nbytes = row.numel() * row.element_size()
-        return cls(_Memory.of(active, 1, device), _Memory.of(checkpoint, 1, device), nbytes)
+        width, dtype = row.element_size(), str(row.dtype).removeprefix("torch.")
+        return cls(
+            active=_Memory.of(active, 1, device),
+            checkpoint=_Memory.of(checkpoint, 1, device),
+            nbytes=row.numel() * width,
+            width=width,
+            exponent=EXPONENT[dtype],
+        )
 
     @property
     def alignment(self) -> int:
@@ -310,7 +319,8 @@ class CudaCodec:
         for i, window in enumerate(self._windows):
             source, target = ends(window.active, window.checkpoint)
             vectors = window.nbytes // self._program["WINDOW_VECTOR"]
-            arguments["windows"][0, i] = (source.record, target.record, vectors, blocks[i])
+            sizes = (vectors, blocks[i], window.width, window.exponent)
+            arguments["windows"][0, i] = (source.record, target.record, *sizes)
         return arguments.tobytes()
 
 

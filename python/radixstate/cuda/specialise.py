@@ -35,6 +35,9 @@ Direction = Literal["store", "load"]
 
 _TYPES = {"bfloat16": "Bf16", "float16": "Fp16", "float32": "Fp32"}
 _WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
+EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80}
+"""The exponent of a type within the last 16 bits of an element."""
+
 _HELD = 8  # vectors in the registers of a thread
 _THREADS = 256  # of a block, at most
 _FEW = 64  # threads that a block has at least, where there is work for them
@@ -46,7 +49,11 @@ _STRIDED = np.dtype(
     [("table", "u8"), ("base", "u8"), *((f"{axis}_stride", "i8") for axis in _AXES)], align=True
 )
 _WINDOW = np.dtype(
-    [("source", _STRIDED), ("target", _STRIDED), ("vectors", "i8"), ("blocks", "i8")], align=True
+    [
+        *(("source", _STRIDED), ("target", _STRIDED), ("vectors", "i8"), ("blocks", "i8")),
+        *(("width", "u4"), ("exponent", "u4")),
+    ],
+    align=True,
 )
 
 
