@@ -127,6 +127,15 @@ def test_storing_and_loading_do_not_wait_for_the_device() -> None:
     torch.cuda.synchronize()
 
 
+def test_a_store_works_whatever_torchs_default_device_is() -> None:
+    active, kept = pools(2)
+    with torch.device("cuda"):
+        transfer = Transfer(active, kept)
+        assert list(transfer.store([(1, 1)])) == [True]
+        transfer.load([(1, 2)])
+    assert active.state(2).any()
+
+
 def test_a_captured_batch_replays_with_new_slots() -> None:
     active, kept = pools(6)
     codec = cuda.build(active, kept)
