@@ -215,7 +215,8 @@ struct Matrix {
     }
 };
 
-// A value of each of the block's channels, in shared memory; neither side has bank conflicts.
+// A value of each of the block's channels, in shared memory. Where a row has a multiple of 8 vectors neither side has bank
+// conflicts.
 template <class Channels, class T>
 using Values = typename Channels::template Values<T>;
 
