@@ -81,7 +81,8 @@ class PrefixCache(Owner):
                 every legal depth, have more states than there are checkpoint slots.
 
         Raises:
-            ConfigError: sizes with which nothing could ever be reused, or that contradict `active`.
+            ConfigError: sizes with which nothing could ever be reused, or that contradict `active`, or `active`
+                belongs to another cache.
             BudgetError: not enough free memory.
             TensorError: `active` holds states of another spec or tensors that share memory, or no codec serves it.
             ModuleNotFoundError: the pools are on cuda, and CuPy is missing.
@@ -110,6 +111,7 @@ class PrefixCache(Owner):
         self._transfer = Transfer(self.active, self.checkpoints)
         self._external = external
         self._proofs = Proofs(self._native)
+        self.active.belong_to(self)
 
     def __repr__(self) -> str:
         """Slots in use of each pool."""

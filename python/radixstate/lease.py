@@ -14,9 +14,8 @@ from radixstate.results import Published, skipped
 from radixstate.tokens import Tokens, sized
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
     from radixstate.cache import PrefixCache
+    from radixstate.tokens import PageRow
 
 
 class Lease(Owner):
@@ -45,7 +44,7 @@ class Lease(Owner):
         """KV pages of the leased prefix. The lease moves deeper when more is published."""
         return self._cache._native.lease_pages(self._handle)
 
-    def copy_pages(self, out: WriteableBuffer) -> int:
+    def copy_pages(self, out: PageRow) -> int:
         """Writes `pages` into `out`, as `Sequence.copy_pages` does."""
         return self._cache._native.copy_lease_pages(self._handle, out)
 
