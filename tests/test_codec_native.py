@@ -484,7 +484,59 @@ def test_unfit_tensors_are_refused(case):
 
 def test_unknown_names_are_refused():
     pool = pools("bf16", "k_last", "int8")
-    with pytest.raises(ConfigError, match='layout must be k_last or v_last, got "rows"'):
+    with pytest.raises(ConfigError, match='layout must be k_last, v_last or flat, got "rows"'):
         pool.plan(layout="rows")
     with pytest.raises(ConfigError, match='format must be native, bf16 or int8, got "int4"'):
         pool.plan(format="int4")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(7,), (6, 3), (2, 3, 5), (2, 1, 3, 4)])
+def test_flat_slots_of_any_shape_are_copied_and_looked_at(shape, dtype):
+    active, kept = torch.randn(2, 4, *shape).to(dtype), unwritten(2, 3, *shape, dtype=dtype)
+    active[:, 2].flatten(1)[1, -1] = torch.nan
+    before = kept.clone()
+    plan = CodecPlan(active=active, checkpoint=kept, layout="flat", format="native")
+    assert plan.store([(3, 1), (2, 2)]) == [True, False]
+    assert_same_bits(kept[:, 1], active[:, 3])
+    assert_same_bits(kept[:, 0], before[:, 0])
+    plan.load([(1, 1)])
+    assert_same_bits(active[:, 1], active[:, 3])
+
+
+FLAT = {
+    "shape": (
+        lambda a: {"checkpoint": torch.zeros(2, 4, 3, 6)},
+        r"checkpoint: one slot must have shape \[6, 3\]",
+    ),
+    "dtype": (lambda a: {"checkpoint": a.half()}, "checkpoint: dtype must be float32, it is float16"),
+    "order": (
+        lambda a: {"checkpoint": torch.zeros(2, 4, 3, 6).transpose(-1, -2)},
+        "checkpoint: the strides of a slot must be those of the active tensor",
+    ),
+    "gaps": (
+        lambda a: {"active": a[..., :2], "checkpoint": a.clone()[..., :2]},
+        "active: one slot must be dense",
+    ),
+    "state dtype": (
+        lambda a: {"active": a.double(), "checkpoint": a.double()},
+        "active: dtype must be bfloat16",
+    ),
+    "one memory": (lambda a: {"checkpoint": a}, "active pool overlaps layer 0 of the checkpoint pool"),
+}
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_flat_slots_must_be_alike_in_both_pools(case):
+    changes, message = FLAT[case]
+    active = torch.zeros(2, 4, 6, 3)
+    given = {"active": active, "checkpoint": torch.zeros(2, 5, 6, 3)} | changes(active)
+    with pytest.raises(TensorError, match=message):
+        CodecPlan(**given, layout="flat", format="native")
+
+
+@pytest.mark.parametrize("format", ["bf16", "int8"])
+def test_flat_slots_are_kept_as_they_are(format):
+    given = {"active": torch.zeros(1, 2, 3), "checkpoint": torch.zeros(1, 2, 3)}
+    with pytest.raises(ConfigError, match=f'the layout flat is kept native, got format "{format}"'):
+        CodecPlan(**given, layout="flat", format=format)

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ENGINE = ROOT / "docs" / "add-an-engine.md"
+MODEL = ROOT / "docs" / "describe-a-model.md"
 LIFE = ROOT / "docs" / "life-of-a-request.md"
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("kernels/*.md"), *ROOT.glob("rust/**/*.md")]
 TO_BE_WRITTEN = {"rust/codec/src/format/int4.rs", "kernels/int4.cu", "rust/core/src/policy/cheapest.rs"}
@@ -50,6 +51,15 @@ def test_both_loops_of_an_engine_run_and_assert_what_they_reuse() -> None:
     for loop in loops:
         assert "assert " in loop
         exec(loop, {})
+
+
+def test_the_specs_of_models_are_what_the_page_says() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", MODEL.read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, object] = {}
+    for block in blocks:
+        assert "assert " in block
+        exec(block, names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

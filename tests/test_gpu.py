@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from kernel_cases import Case, cpu_codec, cuda_codec, out_of_range_problems, round_trip
-from radixstate import ActivePool, CheckpointPool, PrefixCache, StateSpec, Transfer, cuda
+from radixstate import ActivePool, CheckpointPool, ConvSpec, PrefixCache, StateSpec, Transfer, cuda
 from radixstate.errors import MisuseError
+from radixstate.states import Format
 from test_kernels import CASES
 
 from benchmarks.gpu import missing
@@ -33,6 +36,31 @@ def test_the_device_equals_the_cpu_codec(case: Case) -> None:
 
 def test_a_slot_out_of_range_moves_nothing_and_says_so() -> None:
     assert out_of_range_problems(cuda.CupyDevice(0), "cuda") == []
+
+
+@pytest.mark.parametrize("format", ["int8", "bf16", "native"])
+def test_groups_of_layers_equal_the_cpu_codec(format: Format) -> None:
+    more = (StateSpec.of_windows(layers=3, conv=(ConvSpec((96, 3), "bfloat16"),)),)
+    spec = dataclasses.replace(SPEC, more=more)
+    both = {
+        device: (ActivePool(spec, 3, device=device), CheckpointPool(spec, 3, format=format, device=device))
+        for device in ("cpu", "cuda")
+    }
+    for name, rows in both["cpu"][0].rows.items():
+        rows.whole.normal_()
+        both["cuda"][0].rows[name].whole.copy_(rows.whole)
+    both["cpu"][0].conv(0, 3, group=1)[1].fill_(torch.nan)
+    both["cuda"][0].conv(0, 3, group=1)[1].fill_(torch.nan)
+    for active, kept in both.values():
+        moves = Transfer(active, kept)
+        assert list(moves.store([(1, 2), (3, 1)])) == [True, False]
+        moves.load([(2, 2)])
+    for one, other in zip(both["cpu"], both["cuda"], strict=True):
+        for name, rows in one.rows.items():
+            mine, theirs = rows.whole[:, 2], other.rows[name].whole[:, 2].cpu()
+            assert torch.equal(mine.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)), (
+                name
+            )
 
 
 def test_a_store_and_a_load_keep_their_place_on_a_stream() -> None:

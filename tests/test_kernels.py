@@ -80,7 +80,11 @@ PLAIN = [
         ("bf16", FP32, 10, 3, 6, "finite"),
     ]
 ]
-CASES = [*MAIN, *ODD, *ALIGNMENT, *LONG, *POOLS, *PLAIN]
+FLAT = [  # windows in the place of a state: one head of one row
+    Case(dtype=dtype, format="native", layout="v_last", d_k=1, d_v=d_v, heads=1, gap=gap, tables=gap > 0)
+    for dtype, d_v, gap in [(BF16, 2048 * 3, 0), (FP32, 64 * 4, 4), (FP16, 5 * 3, 1)]
+]
+CASES = [*MAIN, *ODD, *ALIGNMENT, *LONG, *POOLS, *PLAIN, *FLAT]
 
 SANITIZED = [
     ALIGNMENT[1],

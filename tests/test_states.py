@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from radixstate import ActivePool, CheckpointPool, ConvSpec, StateSpec, Transfer
 from radixstate.errors import ConfigError, SlotError, TensorError
 from radixstate.reference.codec import decode, encode
-from transformers.cache_utils import DynamicCache
 
 DTYPES = ["bfloat16", "float16", "float32"]
 LAYOUTS = ["k_last", "v_last"]
@@ -227,63 +225,3 @@ def test_pools_and_windows_refuse_impossible_sizes() -> None:
         CheckpointPool(spec_of(), 1, format="fp8")
     with pytest.raises(ConfigError, match=r"at least one element, got shape \(0,\)"):
         ConvSpec((0,), "float32")
-
-
-SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 5}
-ATTENTION = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
-NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-DELTA_NET = {
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "head_dim": 16,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-MODELS = {
-    "Qwen3Next": (transformers.Qwen3NextConfig, ATTENTION | DELTA_NET | EXPERTS),
-    "Qwen3_5": (transformers.Qwen3_5TextConfig, ATTENTION | DELTA_NET),
-    "OlmoHybrid": (transformers.OlmoHybridConfig, ATTENTION | NO_SPECIAL_TOKENS),
-    "KimiLinear": (
-        transformers.KimiLinearConfig,
-        ATTENTION
-        | NO_SPECIAL_TOKENS
-        | {"linear_head_dim": 8, "linear_num_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
-        | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16}
-        | {"moe_intermediate_size": 16},
-    ),
-    "Mamba2": (
-        transformers.Mamba2Config,
-        {"num_heads": 4, "head_dim": 16, "state_size": 24, "n_groups": 2, "chunk_size": 8},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_preset_has_the_shapes_of_the_models_own_cache(name: str) -> None:
-    config_class, arguments = MODELS[name]
-    config = config_class(**SMALL, **arguments, dtype="bfloat16")
-    model = getattr(transformers, f"{name}ForCausalLM")(config).to(torch.bfloat16).eval()
-    cache = DynamicCache(config=config)
-    with torch.no_grad():
-        model(torch.arange(7)[None], cache=cache)
-    layers = [layer for layer in cache.layers if hasattr(layer, "recurrent_states")]
-    spec = StateSpec.from_config(config)
-    assert spec.layers == len(layers)
-    for layer in layers:
-        recurrent, conv = layer.recurrent_states[0], layer.conv_states[0]
-        assert tuple(recurrent.shape[1:]) == (spec.heads, *spec.matrix)
-        assert str(recurrent.dtype) == f"torch.{spec.dtype}"
-        assert (tuple(conv.shape[1:]), str(conv.dtype)) == (spec.conv[0].shape, f"torch.{spec.conv[0].dtype}")
-
-
-def test_the_text_part_of_a_multimodal_config_is_taken() -> None:
-    config = transformers.Qwen3_5Config(dtype="bfloat16")
-    assert StateSpec.from_config(config) == StateSpec.from_config(config.text_config, dtype="bfloat16")
-
-
-def test_an_unknown_model_or_type_is_named() -> None:
-    with pytest.raises(ConfigError, match="no preset for model type 'llama', only for qwen3_next"):
-        StateSpec.from_config(transformers.LlamaConfig())
-    with pytest.raises(ConfigError, match="qwen3_next config names no dtype"):
-        StateSpec.from_config(transformers.Qwen3NextConfig())

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from radixstate import PrefixCache, Sequence, StartRequest, StateSpec, Stored
+from radixstate import EngineCache, PrefixCache, Sequence, StartRequest, StateSpec, Stored
 from radixstate.errors import (
     MisuseError,
     OutOfSlotsError,
@@ -31,7 +31,7 @@ class Dice(random.Random):
         self.slot = 1 + number
 
 
-Call = Callable[[PrefixCache, Dice], object]
+Call = Callable[[Any, Dice], object]
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,10 @@ def make(**changes: Any) -> PrefixCache:
 def prompt(rng: Dice) -> list[int]:
     """One of a few, so that threads meet in the tree."""
     return [rng.randrange(2) for _ in range(2)] + [7] * rng.randrange(3, 9)
+
+
+def engine(**changes: Any) -> EngineCache:
+    return EngineCache(SPEC, **({"active_slots": 6} | SIZES | changes))
 
 
 def serve(cache: PrefixCache, rng: Dice) -> None:
@@ -73,11 +77,6 @@ def serve_many(cache: PrefixCache, rng: Dice) -> None:
         seq.finish()
 
 
-def read(cache: PrefixCache, rng: Dice) -> None:
-    with cache.lease(cache.lookup(prompt(rng))) as lease:
-        assert len(lease.pages) * 2 == lease.match.length
-
-
 def step(cache: PrefixCache, rng: Dice) -> None:
     with suppress(ZeroDivisionError), cache.step():
         serve(cache, rng)
@@ -85,7 +84,7 @@ def step(cache: PrefixCache, rng: Dice) -> None:
             raise ZeroDivisionError
 
 
-def overlap(cache: PrefixCache, rng: Dice) -> None:
+def overlap(cache: Any, rng: Dice) -> None:
     first, second = cache.begin_step(), cache.begin_step()
     cache.retire_step(second, failed=rng.random() < 0.3)
     cache.retire_step(first)
@@ -99,18 +98,41 @@ def withdraw(cache: PrefixCache, rng: Dice) -> None:
         cache.invalidate(stored)
 
 
-def publish(cache: PrefixCache, rng: Dice) -> None:
-    """An engine's: its allocator gives pages of its thread, and what is freed goes back to anybody."""
+def publish(cache: EngineCache, rng: Dice) -> Stored | None:
+    """An engine's: its allocator gives any pages, so it gives some that the cache has."""
     tokens = prompt(rng)[:4]
     with cache.lease(cache.lookup(tokens)) as lease:
         lease.load(rng.slot)
+        pages = rng.sample(range(1, 25), 2 - len(lease.pages))
         with suppress(PageOwnershipError):
-            lease.publish(tokens, source=rng.slot, pages=rng.sample(range(1, 25), 2 - len(lease.pages)))
+            outcome = lease.publish(tokens, source=rng.slot, pages=pages).outcome
+            return outcome if isinstance(outcome, Stored) else None
+    return None
+
+
+def publish_in_a_step(cache: EngineCache, rng: Dice) -> None:
+    with suppress(ZeroDivisionError), cache.step():
+        publish(cache, rng)
+        if rng.random() < 0.3:
+            raise ZeroDivisionError
+
+
+def publish_and_withdraw(cache: EngineCache, rng: Dice) -> None:
+    if stored := publish(cache, rng):
+        cache.invalidate(stored)
+
+
+def copy_freed(cache: EngineCache, rng: Dice) -> None:
+    cache.copy_freed(memoryview(bytearray(4 * 24)).cast("i"))
+
+
+def read(cache: EngineCache, rng: Dice) -> None:
+    with cache.lease(cache.lookup(prompt(rng))) as lease:
+        assert len(lease.pages) * 2 == lease.match.length
 
 
 READS: dict[str, Call] = {
     "lookup": lambda cache, rng: cache.lookup(prompt(rng)).length,
-    "lease": read,
     "legal_depth": lambda cache, rng: cache.legal_depth(9),
     "stats": lambda cache, rng: cache.stats(),
     "usage": lambda cache, rng: cache.usage("kv"),
@@ -119,23 +141,30 @@ READS: dict[str, Call] = {
     "check": lambda cache, rng: cache.check(),
     "evict": lambda cache, rng: cache.evict(rng.choice(["kv", "checkpoint"]), 1),
     "reset": lambda cache, rng: cache.reset() if rng.random() < 0.1 else None,
+    "begin_step": overlap,
+    "retire_step": overlap,
 }
 STARTS: dict[str, Call] = {
     "start": serve,
     "start_many": serve_many,
     "checkpoint_many": serve_many,
     "step": step,
-    "begin_step": overlap,
-    "retire_step": overlap,
     "invalidate": withdraw,
 }
 ENGINE: dict[str, Call] = {
-    "lease": publish,
-    "take_freed": lambda cache, rng: cache.take_freed("kv"),
+    "lease": lambda cache, rng: (publish if rng.random() < 0.5 else read)(cache, rng),
+    "step": publish_in_a_step,
+    "invalidate": publish_and_withdraw,
+    "copy_freed": copy_freed,
+    "take_freed": lambda cache, rng: cache.take_freed(),
 }
 
 
-def hammer(cache: PrefixCache, calls: dict[str, Call]) -> None:
+def methods(cache: type) -> set[str]:
+    return {name for name in dir(cache) if not name.startswith("_")}
+
+
+def hammer(cache: Any, calls: dict[str, Call]) -> None:
     """Every thread makes all of the calls, in an order of its own. Shortages and stale matches are normal."""
 
     def work(number: int) -> None:
@@ -149,8 +178,7 @@ def hammer(cache: PrefixCache, calls: dict[str, Call]) -> None:
 
 
 def test_every_method_of_a_cache_may_be_called_from_several_threads() -> None:
-    methods = {name for name in dir(PrefixCache) if not name.startswith("_")}
-    assert methods == READS.keys() | STARTS.keys() | ENGINE.keys()
+    assert methods(PrefixCache) == READS.keys() | STARTS.keys()
     cache = make()
     hammer(cache, READS | STARTS)
     assert cache.stats().hits > 0
@@ -158,13 +186,14 @@ def test_every_method_of_a_cache_may_be_called_from_several_threads() -> None:
 
 
 def test_every_method_of_an_engines_cache_may_be_called_from_several_threads() -> None:
-    cache = make(external=True)
+    assert methods(EngineCache) == READS.keys() | ENGINE.keys()
+    cache = engine()
     hammer(cache, READS | ENGINE)
     assert cache.stats().stored > 0
 
 
 def test_a_page_that_was_freed_is_told_to_one_thread() -> None:
-    cache = make(external=True, kv_pages=400, checkpoint_slots=100)
+    cache = engine(kv_pages=400, checkpoint_slots=100)
     for n in range(100):
         with cache.lease(cache.lookup([n, 1, 2, 3])) as lease:
             lease.load(1)
@@ -174,7 +203,7 @@ def test_a_page_that_was_freed_is_told_to_one_thread() -> None:
     def work(number: int) -> None:
         for _ in range(100):
             cache.evict("kv", 1)
-            told.extend(cache.take_freed("kv"))
+            told.extend(cache.take_freed())
 
     in_threads(THREADS, work)
     assert sorted(told) == list(range(1, 201))

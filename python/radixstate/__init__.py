@@ -28,8 +28,9 @@ that its request owns.
 
 from radixstate._native import Freed, Match, Namespace, StartRequest, Stats, Step, Stored, Usage
 from radixstate.cache import PrefixCache
+from radixstate.engine import EngineCache
 from radixstate.lease import Lease
-from radixstate.results import Published, Skipped
+from radixstate.results import Extended, Published, Skipped
 from radixstate.sequence import Sequence
 from radixstate.states import ActivePool, CheckpointPool, ConvSpec, StateSpec
 from radixstate.transfer import Transfer
@@ -38,6 +39,8 @@ __all__ = [
     "ActivePool",
     "CheckpointPool",
     "ConvSpec",
+    "EngineCache",
+    "Extended",
     "Freed",
     "Lease",
     "Match",

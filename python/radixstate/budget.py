@@ -6,12 +6,12 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from radixstate.errors import BudgetError, ConfigError
-from radixstate.states import Format, StateSpec
+from radixstate.errors import BudgetError, ConfigError, TensorError
+from radixstate.states import ActivePool, Format, StateSpec
 
 if TYPE_CHECKING:
     import torch
@@ -152,6 +152,30 @@ def plan(
     if total_bytes is not None and made.total_bytes > total_bytes:
         raise BudgetError(made._shortage("total_bytes is", total_bytes))
     return made
+
+
+def of_pools(
+    spec: StateSpec,
+    active: ActivePool | None,
+    active_slots: int | None,
+    checkpoint_slots: int | None,
+    format: Format,
+) -> Plan:
+    """What a cache allocates. An engine's active tensors decide their number of slots, and cost nothing.
+
+    Raises:
+        ConfigError: see `plan`, or `active_slots` is not the number of `active`.
+        TensorError: `active` holds states of another spec.
+    """
+    if active is None:
+        slots = 16 if active_slots is None else active_slots
+        return plan(spec, active_slots=slots, checkpoint_slots=checkpoint_slots, format=format)
+    if active.spec != spec:
+        raise TensorError(f"the active pool holds {active.spec}, the cache is for {spec}")
+    if active_slots not in (None, active.slots):
+        raise ConfigError(f"active_slots is {active_slots}, but the active pool has {active.slots} slots")
+    needed = plan(spec, active_slots=active.slots, checkpoint_slots=checkpoint_slots, format=format)
+    return replace(needed, active_bytes=0)
 
 
 def _require_least(counts: dict[str, tuple[int, int]]) -> None:

@@ -32,7 +32,7 @@ class Verdict:
 class Proofs:
     """Verdicts that are still to be read, by the checkpoint slot that the core keeps for the state until then."""
 
-    def __init__(self, native: _native.Cache) -> None:
+    def __init__(self, native: _native.CacheBase) -> None:
         """Reports to `native`."""
         self._native = native
         self._verdicts: dict[int, Verdict] = {}

@@ -1,52 +1,67 @@
-"""A prefix that an engine with allocators of its own has pinned."""
+"""A prefix that an engine with pages of its own has pinned."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from radixstate import _native
-from radixstate._native import Match
+from radixstate._native import Match, Stored
 from radixstate.errors import AlreadyLoadedError
 from radixstate.owner import Owner, leave
-from radixstate.results import Published, skipped
+from radixstate.results import Extended, Published, Skipped, skipped
 from radixstate.tokens import Tokens, sized
 
 if TYPE_CHECKING:
-    from radixstate.cache import PrefixCache
+    from radixstate._native import PendingHandle
+    from radixstate.engine import EngineCache
     from radixstate.tokens import PageRow
+
+Entered: TypeAlias = tuple[Stored | _native.Skipped, tuple[int, int] | None]
+"""What became of a state in the tree, and the tokens whose pages were cached already."""
 
 
 class Lease(Owner):
-    """What a lookup found, pinned, for an engine that allocates KV pages and active slots itself.
+    """What a lookup found, pinned, for an engine that allocates its KV pages itself.
 
     A context manager; leaving it releases the lease, and so does dropping it.
+
+    Pages are ids as of `EngineCache`: the engine's, or numbers of the cache. Pass them as a contiguous buffer of
+    32- or 64-bit integers to make no Python object of each. Where the cache numbers them, pass none.
 
     Attributes:
         match: what was found.
     """
 
-    def __init__(self, cache: PrefixCache, match: Match) -> None:
-        """Made by `PrefixCache.lease`."""
+    def __init__(self, cache: EngineCache, match: Match) -> None:
+        """Made by `EngineCache.lease`."""
         self._cache = cache
         self._handle = cache._native.lease(match)
         self.match = match
 
     def __repr__(self) -> str:
         """Its depth, or that it has ended."""
-        if self._handle.used:
-            return "Lease(ended)"
-        return f"Lease(depth={self._cache._native.lease_depth(self._handle)})"
+        return "Lease(ended)" if self._handle.used else f"Lease(depth={self.depth})"
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the leased prefix. It moves deeper when more is shared."""
+        return self._cache._native.lease_depth(self._handle)
 
     @property
     def pages(self) -> list[int]:
-        """KV pages of the leased prefix. The lease moves deeper when more is published."""
+        """KV pages of the leased prefix."""
         return self._cache._native.lease_pages(self._handle)
 
-    def copy_pages(self, out: PageRow) -> int:
-        """Writes `pages` into `out`, as `Sequence.copy_pages` does."""
-        return self._cache._native.copy_lease_pages(self._handle, out)
+    def copy_pages(self, out: PageRow, start: int = 0) -> int:
+        """Writes the pages past `start` tokens into `out`, as `Sequence.copy_pages` does.
+
+        Raises:
+            UnalignedError: `start` is no multiple of the page size.
+        """
+        return self._cache._native.copy_lease_pages(self._handle, out, start)
 
     @property
     def state(self) -> int | None:
@@ -58,53 +73,143 @@ class Lease(Owner):
         self._cache._native.lease_loaded(self._handle)
 
     def load(self, slot: int) -> None:
-        """Makes an engine's active slot hold the matched state, or the empty one; ends the pin on that state.
+        """Makes an active slot hold the matched state, or the empty one; ends the pin on that state.
 
         Raises:
             SlotError: `slot` is no active slot.
+            NotYourSlotError: the cache hands out the slots, and `slot` is none of this lease.
             AlreadyLoadedError: the pin has ended, and the state may be gone.
         """
+        self._cache._require(self, slot)
         state = self.state
         if state is None and self.match.length:
             raise AlreadyLoadedError(f"this lease's state at depth {self.match.length} was loaded before")
         self._cache._fill(state, slot)
         self.loaded()
 
-    def publish(self, tokens: Tokens, *, source: int, pages: Iterable[int] = ()) -> Published:
-        """Caches the state after `tokens`, which active slot `source` holds, and the KV pages with it.
+    @property
+    def slots(self) -> list[int]:
+        """The active slots from `take_slot`, the oldest first."""
+        return self._cache._native.slots(self._handle)
+
+    def take_slot(self) -> int:
+        """An active slot of the cache, for a cache with `own_slots`. It goes back with the lease, or earlier.
+
+        It is filled with NaN, so that a state that nobody wrote is refused as not finite.
+
+        Raises:
+            OutOfSlotsError: none is free.
+            NeverFitsError: the lease has all there are, or the cache hands out none.
+        """
+        native, before = self._cache._native, self.slots
+        try:
+            slot = native.take_slot(self._handle)
+            self._cache.active.poison(slot)
+        except BaseException:
+            # An interrupt may have come before the number of the slot was known here.
+            for taken in self.slots[len(before) :]:
+                native.give_back_slot(self._handle, taken)
+            raise
+        return slot
+
+    def give_back_slot(self, slot: int) -> None:
+        """Gives back a slot from `take_slot`, once the steps in flight have retired.
+
+        Raises:
+            NotYourSlotError: `slot` is no slot of this lease.
+        """
+        self._cache._native.give_back_slot(self._handle, slot)
+
+    def extend(self, tokens: Tokens, pages: Iterable[int] | None = None) -> Extended:
+        """Shares the pages of `tokens` past the lease, and moves it to their end. No state is stored.
+
+        Without a state at that depth or deeper, the pages stay cached as long as somebody leases them.
 
         Args:
-            tokens: from the start of the prompt; their number must be a legal depth.
-            source: an active slot of the engine.
+            tokens: from the start of the prompt, whole pages.
             pages: the pages of the tokens past the leased prefix.
 
         Raises:
-            SlotError: `source` is no active slot.
-            UnalignedError: the number of tokens is not legal.
+            UnalignedError: the tokens are not whole pages.
             NotLoadedError: they go past the leased prefix, whose state was not loaded.
             PrefixMismatchError: the tokens do not go on from the leased prefix.
             LengthMismatchError: the pages are not those of the tokens past the leased prefix.
             PageOwnershipError: a page is out of range or cached already.
+            TooManyPagesError: the cache numbers pages, and has no more numbers: call `take_freed` first.
         """
-        native = self._cache._native
-        tokens, pages = sized(tokens), list(pages)
-        self._cache.active.require(source)
-        native.can_publish(self._handle, tokens, pages)
-        pending = self._cache._reserve(lambda: native.reserve(self._handle, tokens))
+        made = self._cache._native.extend(self._handle, tokens, pages)
+        return Extended(made.skipped and skipped(made.skipped), made.replaced)
+
+    def attach(self, tokens: Tokens, *, source: int) -> Stored | Skipped:
+        """Caches the state after `tokens`, all of which the lease has.
+
+        If the state is not finite the pages stay, where `publish` takes them back.
+
+        Args:
+            tokens: from the start of the prompt; their number must be a legal depth.
+            source: the active slot that holds the state.
+
+        Raises:
+            LengthMismatchError: they go past the lease: `extend` or `publish` them.
+        """
+        native, tokens = self._cache._native, sized(tokens)
+        pending = self._reserve(source, partial(native.reserve, self._handle, tokens))
         if isinstance(pending, _native.Skipped):
-            return Published(skipped(pending), pages, [])
+            return skipped(pending)
+
+        def attach(proven: bool) -> Entered:
+            return native.attach(self._handle, tokens, pending, proven=proven), None
+
+        return self._store(source, pending, attach).outcome
+
+    def publish(self, tokens: Tokens, *, source: int, pages: Iterable[int] | None = None) -> Published:
+        """Caches the state after `tokens`, which active slot `source` holds, and the KV pages with it.
+
+        All or nothing, but for a state that is cached already: then the pages are shared as by `extend`.
+
+        Args:
+            tokens: from the start of the prompt; their number must be a legal depth.
+            source: the active slot that holds the state.
+            pages: the pages of the tokens past the leased prefix.
+
+        Raises:
+            SlotError: `source` is no active slot.
+            NotYourSlotError: the cache hands out the slots, and `source` is none of this lease.
+            UnalignedError: the number of tokens is not legal.
+            MisuseError: see `extend`.
+        """
+        native, tokens = self._cache._native, sized(tokens)
+        pages = None if pages is None else sized(pages)
+        pending = self._reserve(source, partial(native.reserve, self._handle, tokens, pages))
+        if isinstance(pending, _native.Skipped):
+            shared = pending.reason == "duplicate"
+            return Published(skipped(pending), self.extend(tokens, pages).replaced if shared else None)
+
+        def publish(proven: bool) -> Entered:
+            made = native.publish(self._handle, tokens, pages, pending, proven=proven)
+            return made.outcome, made.replaced
+
+        return self._store(source, pending, publish)
+
+    def _reserve(
+        self, source: int, reserve: Callable[[], PendingHandle | _native.Skipped]
+    ) -> PendingHandle | _native.Skipped:
+        self._cache._require(self, source)
+        return self._cache._with_slot(reserve(), reserve)
+
+    def _store(self, source: int, pending: PendingHandle, enter: Callable[[bool], Entered]) -> Published:
+        """Encodes a state and brings it into the tree by `enter`, which is told whether it is known to be finite."""
+        cache = self._cache
         try:
-            (verdict,) = self._cache._encode([(source, pending.slot)])
-            if verdict.known and not verdict.is_finite():
-                return Published(skipped(native.discard(pending)), pages, [])
-            if not verdict.known:
-                self._cache._proofs.expect(pending.slot, verdict)
-            made = native.publish(self._handle, tokens, pages, pending, proven=verdict.known)
+            (verdict,) = cache._encode([(source, pending.slot)])
+            if not cache._may_enter(pending, verdict):
+                return Published(skipped(cache._native.discard(pending)), None)
+            outcome, replaced = enter(verdict.known)
         except BaseException:
+            # Whoever keeps the exception keeps this frame: nothing is left to the end of its variables.
             pending.drop()
             raise
-        outcome = self._cache._published(pending, verdict, made.outcome)
-        return Published(outcome, made.canonical, made.duplicates)
+        return Published(cache._entered(pending, verdict, outcome), replaced)
 
     def release(self) -> None:
         """Ends the lease."""

@@ -31,18 +31,30 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Extended:
+    """What sharing pages on a lease came to.
+
+    Attributes:
+        skipped: why nothing was taken over; None if the lease has all the tokens now. See `Skipped`.
+        replaced: tokens [from, to) whose pages were cached already: the engine frees its own, and uses those of
+            the lease in their place. None if there are none. The pages after them belong to the cache.
+    """
+
+    skipped: Skipped | None
+    replaced: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
 class Published:
     """What publishing on a lease came to.
 
     Attributes:
-        outcome: whether the state is cached.
-        canonical: the pages now valid from the lease's old depth to the published one: install them.
-        duplicates: given pages whose tokens were cached already; the engine frees them.
+        outcome: whether the state is cached. With `duplicate` it was, and the pages are shared as well.
+        replaced: as of `Extended`.
     """
 
     outcome: Stored | Skipped
-    canonical: list[int]
-    duplicates: list[int]
+    replaced: tuple[int, int] | None
 
 
 def skipped(skip: _native.Skipped) -> Skipped:

@@ -29,7 +29,6 @@ class Sequence(Owner):
 
     def __init__(self, cache: PrefixCache, started: Started) -> None:
         """Made by `PrefixCache.start`."""
-        assert started.slot is not None, "an internal active pool gives every sequence a slot"
         self._cache = cache
         self._handle = started.sequence
         self._slot = started.slot
@@ -44,9 +43,7 @@ class Sequence(Owner):
     @property
     def slot(self) -> int:
         """The active slot that holds the running state."""
-        slot = self._cache._native.slot(self._handle)
-        assert slot is not None, "an internal active pool gives every sequence a slot"
-        return slot
+        return self._cache._native.slot(self._handle)
 
     @property
     def slots(self) -> list[int]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, overload
 
 from radixstate import _native
 from radixstate.errors import TensorError
+from radixstate.states.groups import parts
 from radixstate.states.pools import require_alike
 
 if TYPE_CHECKING:
     from radixstate.states import ActivePool, CheckpointPool
+    from radixstate.states.groups import Part
 
 Pairs = Iterable[tuple[int, int]]
 """(source slot, destination slot) of each copy."""
@@ -78,22 +80,72 @@ class Transfer:
         self._codec.load(list(pairs))
 
 
+class GroupCodecs:
+    """A codec for each group of layers; a state is moved by all of them."""
+
+    def __init__(self, groups: Sequence[Part], codecs: Sequence[Codec]) -> None:
+        """Takes groups of one pair of pools and their codecs, in order.
+
+        Raises:
+            TensorError: memory of two groups overlaps.
+        """
+        self._held = _native.HeldTensors.of_groups([group.given for group in groups])
+        self._codecs = codecs
+
+    def store(self, pairs: Sequence[tuple[int, int]]) -> Sequence[bool]:
+        """See `Transfer.store`. A state is finite if all its groups are."""
+        self._held.check()  # of all groups first, so that none is written when another has moved
+        stored = [codec.store(pairs) for codec in self._codecs]
+        if all(isinstance(verdicts, list) for verdicts in stored):
+            return [all(of_pair) for of_pair in zip(*stored, strict=True)]
+        return AllOf(stored)
+
+    def load(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Transfer.load`."""
+        self._held.check()
+        for codec in self._codecs:
+            codec.load(pairs)
+
+
+class AllOf(Sequence[bool]):
+    """Verdicts on the groups of each state, read when they are asked for: whether all are finite."""
+
+    def __init__(self, groups: Sequence[Sequence[bool]]) -> None:
+        """Takes at least one group; all have as many pairs."""
+        self._groups = groups
+
+    def __len__(self) -> int:
+        """Number of pairs; waits for nothing."""
+        return len(self._groups[0])
+
+    @overload
+    def __getitem__(self, index: int) -> bool: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bool]: ...
+    def __getitem__(self, index: int | slice) -> bool | list[bool]:
+        """The verdict on one pair; waits for the store."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return all(verdicts[index] for verdicts in self._groups)
+
+
 def codec(active: ActivePool, checkpoints: CheckpointPool) -> Codec:
     """The codec for two pools of one spec on one device."""
+    groups = parts(active, checkpoints)
     if active.device.type == "cuda":
         # It imports torch, which importing the package must not.
         from radixstate import cuda
 
-        return cuda.build(active, checkpoints)
+        return join(groups, [cuda.build(active, checkpoints, group=number) for number in range(len(groups))])
     if active.device.type != "cpu":
         raise TensorError(f"no codec for pools on {active.device}: states are moved on cpu and cuda")
-    scale = checkpoints.rows.get("scale")
-    conv = zip(active.windows, checkpoints.windows, strict=True)
-    return _native.CodecPlan(
-        active=active.rows["state"].given,
-        checkpoint=checkpoints.rows["state"].given,
-        scale=scale.given if scale else None,
-        conv=[(source.given, kept.given) for source, kept in conv],
-        layout=active.spec.layout,
-        format=checkpoints.format,
-    )
+    return join(groups, [_native.CodecPlan(**group.given) for group in groups])
+
+
+def join(groups: Sequence[Part], codecs: Sequence[Codec]) -> Codec:
+    """One codec of those of each group of layers.
+
+    Raises:
+        TensorError: memory of two groups overlaps.
+    """
+    return codecs[0] if len(codecs) == 1 else GroupCodecs(groups, codecs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from math import gcd
 from operator import index
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from radixstate.cuda.specialise import (
     arguments_type,
 )
 from radixstate.errors import SlotError, TensorError
+from radixstate.states.groups import part
 from radixstate.states.pools import require_alike
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class CudaCodec:
         checkpoint: Rows,
         scale: Rows | None,
         conv: Sequence[tuple[Rows, Rows]],
-        layout: Layout,
+        layout: Layout | Literal["flat"],
         format: Format,
         device: Device,
     ) -> None:
@@ -123,7 +124,7 @@ class CudaCodec:
             checkpoint: the same, as the format keeps it.
             scale: (slots, heads, d_k) of each layer, in a format with scales.
             conv: each window in the active and in the checkpoint pool, (slots, *shape) of each layer.
-            layout: which axis of a matrix is the k-channel.
+            layout: which axis of a matrix is the k-channel; `flat` for one row without channels.
             format: of the checkpoints.
             device: where all of them are.
 
@@ -156,7 +157,7 @@ class CudaCodec:
         device.prepare(self._program)
 
     def _specialise(
-        self, active: torch.Tensor, checkpoint: torch.Tensor, layout: Layout, format: Format
+        self, active: torch.Tensor, checkpoint: torch.Tensor, layout: str, format: Format
     ) -> Program:
         """The program for layers like these two, with the widest vectors that all addresses allow."""
         dtype, kept = (str(tensor.dtype).removeprefix("torch.") for tensor in (active, checkpoint))
@@ -320,28 +321,28 @@ def _device(index: int) -> CupyDevice:
     return CupyDevice(index)
 
 
-def build(active: ActivePool, checkpoints: CheckpointPool) -> CudaCodec:
+def build(active: ActivePool, checkpoints: CheckpointPool, *, group: int | None = None) -> CudaCodec:
     """The codec for two pools, for an engine that captures its batches; a `Transfer` makes its own.
+
+    Args:
+        active: states of running sequences.
+        checkpoints: encoded states.
+        group: of layers, in the order of `StateSpec.groups`; a state of several groups needs a batch of each.
 
     Raises:
         TensorError: the pools differ in spec or device, or are not on cuda.
+        ConfigError: there are several groups and none is named, or there is no such group.
         ModuleNotFoundError: CuPy is missing.
         MisuseError: a graph is being captured.
     """
     require_alike(active, checkpoints)
     if active.device.type != "cuda":
         raise TensorError(f"the pools must be on cuda, they are on {active.device}")
-    return describe(active, checkpoints, _device(active.device.index))
+    return describe(active, checkpoints, _device(active.device.index), group=group)
 
 
-def describe(active: ActivePool, checkpoints: CheckpointPool, device: Device) -> CudaCodec:
-    """The codec for two pools of one spec on `device`."""
-    return CudaCodec(
-        active=active.rows["state"],
-        checkpoint=checkpoints.rows["state"],
-        scale=checkpoints.rows.get("scale"),
-        conv=list(zip(active.windows, checkpoints.windows, strict=True)),
-        layout=active.spec.layout,
-        format=checkpoints.format,
-        device=device,
-    )
+def describe(
+    active: ActivePool, checkpoints: CheckpointPool, device: Device, *, group: int | None = None
+) -> CudaCodec:
+    """The codec for one group of layers of two pools of one spec on `device`."""
+    return CudaCodec(**vars(part(active, checkpoints, group)), device=device)

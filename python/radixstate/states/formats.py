@@ -66,7 +66,11 @@ def tensors_of(spec: Heads, format: Format) -> Tensors:
     Raises:
         ConfigError: the format is unknown.
     """
-    known = tuple(FORMATS)
-    if format not in known:
-        raise ConfigError(f"format must be one of {', '.join(known)}, got {format!r}")
+    require_format(format)
     return FORMATS[format](spec)
+
+
+def require_format(format: Format) -> None:
+    """Raises ConfigError if the format is unknown."""
+    if format not in FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")

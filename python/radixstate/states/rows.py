@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Self
 
@@ -46,11 +46,13 @@ class Rows:
         layers: the tensors, all with the same strides.
         whole: the tensor (layers, slots + 1, *shape) they are views of, if there is one.
         inference: whether one was made under `torch.inference_mode`, where alone it can be written.
+        origin: the rows whose `layers` these are in another shape, if there are any: what may move is theirs.
     """
 
     layers: tuple[torch.Tensor, ...]
     whole: torch.Tensor | None
     inference: bool = False
+    origin: Rows | None = None
 
     @classmethod
     def zeros(cls, spec: TensorSpec, layers: int, slots: int, device: Device) -> Self:
@@ -75,7 +77,13 @@ class Rows:
     @property
     def given(self) -> torch.Tensor | list[torch.Tensor]:
         """The tensor of all layers, or else one per layer: what the codecs take."""
-        return list(self.layers) if self.whole is None else self.whole
+        rows = self.origin or self
+        return list(rows.layers) if rows.whole is None else rows.whole
+
+    def flat(self) -> Self:
+        """The same with a slot as a state of one head and one row: layers of (slots + 1, 1, 1, elements)."""
+        layers = tuple(layer.view(layer.shape[0], 1, 1, -1) for layer in self.layers)
+        return replace(self, layers=layers, origin=self)
 
     @property
     def nbytes(self) -> int:

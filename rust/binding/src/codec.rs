@@ -49,7 +49,8 @@ impl FromPyObject<'_, '_> for Pairs {
 ///     checkpoint: the same with slots of its own, in the dtype and the rows of the format.
 ///     scale: [slots + 1, heads, d_k] per layer, for the int8 format only.
 ///     conv: (active, checkpoint) pairs, each [slots + 1, ...] per layer, copied as bytes.
-///     layout: `k_last` or `v_last`.
+///     layout: `k_last`, `v_last`, or `flat` for layers without matrices: then `active` and
+///         `checkpoint` are [slots + 1, ...], a slot is dense, and the format is `native`.
 ///     format: `native`, `bf16` or `int8`.
 ///
 /// Raises:
@@ -81,6 +82,7 @@ impl CodecPlan {
     ) -> Result<Self> {
         let given = Given {
             place: Place::Cpu,
+            group: None,
             active,
             checkpoint,
             scale,
@@ -146,6 +148,8 @@ impl CodecPlan {
 /// The tensors of two pools as given, each one or a list.
 pub(crate) struct Given<'a, 'py> {
     pub(crate) place: Place,
+    /// Number of the group of layers, where errors are to say it.
+    pub(crate) group: Option<usize>,
     pub(crate) active: &'a Bound<'py, PyAny>,
     pub(crate) checkpoint: &'a Bound<'py, PyAny>,
     pub(crate) scale: Option<&'a Bound<'py, PyAny>>,
@@ -165,12 +169,27 @@ impl Pools {
     pub(crate) fn read(given: Given<'_, '_>, layout: &str, format: &str) -> Result<Self> {
         let mut reader = Reader {
             place: given.place,
+            group: given.group,
             held: Held::default(),
         };
         let layout = parse_layout(layout)?;
         let format = parse_format(format)?;
-        let active = Active::new(reader.layers("active", given.active)?, layout)?;
-        let checkpoint = reader.layers("checkpoint", given.checkpoint)?;
+        let mut active = reader.layers("active", given.active)?;
+        let mut checkpoint = reader.layers("checkpoint", given.checkpoint)?;
+        if layout.is_none() {
+            if format != Format::Native {
+                let name = format.name();
+                return Err(config(format!(
+                    "the layout flat is kept native, got format {name:?}"
+                )));
+            }
+            expect_alike("checkpoint", &active, &checkpoint)?;
+            active = active.flat("active")?;
+            checkpoint = checkpoint.flat("checkpoint")?;
+        }
+        // A row has no channels: one of the two serves.
+        let layout = layout.unwrap_or(Layout::VLast);
+        let active = Active::new(active, layout)?;
         let scale = given
             .scale
             .map(|scale| reader.layers("scale", scale))
@@ -260,12 +279,19 @@ impl Active {
 /// Reads tensors, and holds what it has read.
 struct Reader {
     place: Place,
+    group: Option<usize>,
     held: Held,
 }
 
 impl Reader {
     fn layers(&mut self, what: &str, tensors: &Bound<'_, PyAny>) -> Result<Layers> {
-        Layers::new(what, tensors, self.place, &mut self.held)
+        match self.group {
+            None => Layers::new(what, tensors, self.place, &mut self.held),
+            Some(group) => {
+                let what = format!("group {group}, {what}");
+                Layers::new(&what, tensors, self.place, &mut self.held)
+            }
+        }
     }
 
     fn window(
@@ -278,13 +304,7 @@ impl Reader {
         let to = format!("conv {index}, checkpoint");
         let source = self.layers(&from, active)?;
         let target = self.layers(&to, checkpoint)?;
-        target.expect_dtype(&to, source.dtype())?;
-        target.expect_slot_shape(&to, source.shape().get(1..).unwrap_or_default())?;
-        if source.inner_dimensions() != target.inner_dimensions() {
-            return Err(misuse(format!(
-                "{to}: the strides of a slot must be those of the active tensor"
-            )));
-        }
+        expect_alike(&to, &source, &target)?;
         let (active, bytes) = source.window(&from)?;
         let (checkpoint, _) = target.window(&to)?;
         Ok(Window {
@@ -295,16 +315,30 @@ impl Reader {
     }
 }
 
+/// Refuses a target that has not the slots of its source: their bytes are copied.
+fn expect_alike(what: &str, source: &Layers, target: &Layers) -> Result<()> {
+    target.expect_dtype(what, source.dtype())?;
+    target.expect_slot_shape(what, source.shape().get(1..).unwrap_or_default())?;
+    if source.inner_dimensions() == target.inner_dimensions() {
+        return Ok(());
+    }
+    Err(misuse(format!(
+        "{what}: the strides of a slot must be those of the active tensor"
+    )))
+}
+
 fn config(message: String) -> Failure {
     Failure::Refused(Class::Config, message)
 }
 
-fn parse_layout(layout: &str) -> Result<Layout> {
+/// None is `flat`.
+fn parse_layout(layout: &str) -> Result<Option<Layout>> {
     match layout {
-        "k_last" => Ok(Layout::KLast),
-        "v_last" => Ok(Layout::VLast),
+        "k_last" => Ok(Some(Layout::KLast)),
+        "v_last" => Ok(Some(Layout::VLast)),
+        "flat" => Ok(None),
         _ => Err(config(format!(
-            "layout must be k_last or v_last, got {layout:?}"
+            "layout must be k_last, v_last or flat, got {layout:?}"
         ))),
     }
 }

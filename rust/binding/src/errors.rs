@@ -121,7 +121,7 @@ classes! {
     UnknownStep: Misuse, "A step that was never begun.";
     PageOwnership: Misuse, "A page that is out of range or already owned.";
     PrefixMismatch: Misuse, "Tokens that do not continue the leased prefix.";
-    PoolMode: Misuse, "An operation that this kind of pool does not have.";
+    TooManyPages: Misuse, "More pages handed over than the cache has numbers for.";
     TokenRange: Misuse, "A token outside 0..2**32 - 1.";
     Tensor: Misuse, "A tensor or buffer of the wrong shape, dtype, device or layout.";
     Slot: Misuse, "A slot id that the codec can't use: out of range, or a destination given twice.";
@@ -268,6 +268,6 @@ fn class_of(misuse: &Misuse) -> Class {
         Misuse::UnknownStep { .. } => Class::UnknownStep,
         Misuse::PageOwnership { .. } => Class::PageOwnership,
         Misuse::PrefixMismatch { .. } => Class::PrefixMismatch,
-        Misuse::PoolMode(_) => Class::PoolMode,
+        Misuse::TooManyPages { .. } => Class::TooManyPages,
     }
 }

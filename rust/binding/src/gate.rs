@@ -5,27 +5,65 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use radixstate::SequenceView;
+use radixstate::{Cache, EnginePages, LogicalPages};
 
 use crate::errors::{Class, Failure, Result};
 use crate::fork;
-use crate::handles::SequenceHandle;
 use crate::tokens::Tokens;
 
-/// The core, or the invariant that a bug of it broke.
-type Core = std::result::Result<radixstate::Cache, String>;
+/// A core, by who owns its pages. The Python class that made it decides which.
+pub(crate) enum Core {
+    Own(Cache),
+    Engine(Cache<EnginePages>),
+    Logical(Cache<LogicalPages>),
+}
 
-/// A core that only the process that made it may call, and nobody after a panic.
+/// Does the same with whatever core it is.
+macro_rules! each {
+    ($core:expr, $cache:ident => $call:expr) => {
+        match $core {
+            $crate::gate::Core::Own($cache) => $call,
+            $crate::gate::Core::Engine($cache) => $call,
+            $crate::gate::Core::Logical($cache) => $call,
+        }
+    };
+}
+pub(crate) use each;
+
+/// Does the same with whatever core of an `EngineCache` it is.
+macro_rules! each_engine {
+    ($core:expr, $cache:ident => $call:expr) => {
+        match $core {
+            $crate::gate::Core::Own(_) => unreachable!("an EngineCache has pages of the engine"),
+            $crate::gate::Core::Engine($cache) => $call,
+            $crate::gate::Core::Logical($cache) => $call,
+        }
+    };
+}
+pub(crate) use each_engine;
+
+impl Core {
+    /// The core of a `Cache`.
+    pub(crate) fn own(&mut self) -> &mut Cache {
+        match self {
+            Self::Own(cache) => cache,
+            Self::Engine(_) | Self::Logical(_) => unreachable!("a Cache owns its pages"),
+        }
+    }
+}
+
+/// A core, or the invariant that a bug of it broke. Only the process that made it may call it, and
+/// nobody after a panic.
 ///
 /// Every call keeps the GIL; the mutex is never contended, and no Python code runs under it.
 pub(crate) struct Gate {
-    core: Mutex<Core>,
+    core: Mutex<std::result::Result<Core, String>>,
     /// The process that made it.
     process: u64,
 }
 
 impl Gate {
-    pub(crate) fn new(core: radixstate::Cache) -> Self {
+    pub(crate) fn new(core: Core) -> Self {
         Self {
             core: Mutex::new(Ok(core)),
             process: fork::process(),
@@ -33,7 +71,7 @@ impl Gate {
     }
 
     /// Calls the core. A panic in there breaks this cache, and no other, for good.
-    pub(crate) fn ask<T>(&self, call: impl FnOnce(&mut radixstate::Cache) -> T) -> Result<T> {
+    pub(crate) fn ask<T>(&self, call: impl FnOnce(&mut Core) -> T) -> Result<T> {
         fork::check(self.process, "cache")?;
         // The core's panics are caught below, so the mutex can't be poisoned halfway through a
         // change.
@@ -41,7 +79,7 @@ impl Gate {
         let outcome = match &mut *core {
             Err(invariant) => return Err(poisoned(invariant)),
             // Whatever a panic leaves half done is dropped with the core.
-            Ok(cache) => catch_unwind(AssertUnwindSafe(|| call(cache))),
+            Ok(core) => catch_unwind(AssertUnwindSafe(|| call(core))),
         };
         outcome.map_err(|panic| {
             let invariant = text_of(panic);
@@ -54,7 +92,7 @@ impl Gate {
     /// Calls an operation of the core that can fail.
     pub(crate) fn call<T, E>(
         &self,
-        call: impl FnOnce(&mut radixstate::Cache) -> std::result::Result<T, E>,
+        call: impl FnOnce(&mut Core) -> std::result::Result<T, E>,
     ) -> Result<T>
     where
         Failure: From<E>,
@@ -69,7 +107,7 @@ impl Gate {
         &self,
         _attached: Python<'_>,
         tokens: &Tokens,
-        call: impl FnOnce(&mut radixstate::Cache, &[u32]) -> T,
+        call: impl FnOnce(&mut Core, &[u32]) -> T,
     ) -> Result<T> {
         // SAFETY: `_attached` proves that this thread is attached; the slice ends with `call`,
         // which neither detaches nor runs Python code.
@@ -81,22 +119,12 @@ impl Gate {
         &self,
         attached: Python<'_>,
         tokens: &Tokens,
-        call: impl FnOnce(&mut radixstate::Cache, &[u32]) -> std::result::Result<T, E>,
+        call: impl FnOnce(&mut Core, &[u32]) -> std::result::Result<T, E>,
     ) -> Result<T>
     where
         Failure: From<E>,
     {
         Ok(self.ask_with(attached, tokens, call)??)
-    }
-
-    pub(crate) fn view<T>(
-        &self,
-        sequence: &SequenceHandle,
-        read: impl FnOnce(SequenceView<'_>) -> T,
-    ) -> Result<T> {
-        sequence
-            .0
-            .read(|sequence| self.call(|core| core.view(sequence).map(read)))
     }
 }
 

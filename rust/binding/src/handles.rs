@@ -1,5 +1,6 @@
 //! What Python holds of a cache: handles that can be given back once.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
@@ -65,7 +66,7 @@ impl<T> Owned<T> {
 
 impl Owned<Pending> {
     /// Gives the pending checkpoint to `call`; one that is rejected stays here.
-    pub(crate) fn publish<R>(
+    fn publish<R>(
         &self,
         call: impl FnOnce(Pending) -> Result<std::result::Result<R, Rejected>>,
     ) -> Result<R> {
@@ -91,6 +92,27 @@ impl From<Sequence> for SequenceHandle {
             sequence,
             "this sequence was finished or aborted",
         ))
+    }
+}
+
+impl SequenceHandle {
+    /// Calls with the sequences of all these states, each of which may be named more than once.
+    pub(crate) fn read_all<R>(
+        states: &[(Py<Self>, usize, u32)],
+        call: impl FnOnce(&[(&Sequence, usize, u32)]) -> Result<R>,
+    ) -> Result<R> {
+        let mut held = BTreeMap::new();
+        for (handle, ..) in states {
+            held.entry(handle.as_ptr())
+                .or_insert_with(|| handle.get().0.lock());
+        }
+        let mut named = Vec::with_capacity(states.len());
+        for (handle, depth, source) in states {
+            let sequence = held[&handle.as_ptr()].as_ref();
+            let sequence = sequence.ok_or_else(|| handle.get().0.gone())?;
+            named.push((sequence, *depth, *source));
+        }
+        call(&named)
     }
 }
 
@@ -133,7 +155,7 @@ impl LeaseHandle {
 /// A checkpoint slot that is being written, until it is committed, published or dropped.
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct PendingHandle {
-    pub(crate) pending: Owned<Pending>,
+    pending: Owned<Pending>,
     /// The checkpoint slot to encode into.
     #[pyo3(get)]
     slot: u32,
@@ -150,6 +172,23 @@ impl From<Pending> for PendingHandle {
             slot,
             depth,
         }
+    }
+}
+
+impl PendingHandle {
+    /// Gives the pending checkpoint to `call`, marked as known to be finite or not; one that is
+    /// rejected stays here.
+    pub(crate) fn publish<R>(
+        &self,
+        proven: bool,
+        call: impl FnOnce(Pending) -> Result<std::result::Result<R, Rejected>>,
+    ) -> Result<R> {
+        let mark = if proven {
+            Pending::proven
+        } else {
+            Pending::unproven
+        };
+        self.pending.publish(|pending| call(mark(pending)))
     }
 }
 

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use radixstate_codec::Plan;
 
 use crate::codec::{Given, Pools};
-use crate::errors::Result;
+use crate::errors::{Failure, Result};
 use crate::gather::gather;
 use crate::tensor::{Place, hold, misuse};
 
@@ -65,6 +65,12 @@ impl Held {
         Ok(())
     }
 
+    /// Notes what another one has noted.
+    fn join(&mut self, other: Self) {
+        self.tensors.extend(other.tensors);
+        self.storages.extend(other.storages);
+    }
+
     /// Refuses when a tensor is no longer where it was. That is enough: a storage that is given other
     /// memory, if only less of it, moves the tensors that lie in it.
     pub(crate) fn check(&self, py: Python<'_>) -> Result<()> {
@@ -112,6 +118,7 @@ impl HeldTensors {
     ) -> Result<Self> {
         let given = Given {
             place: Place::Any,
+            group: None,
             active,
             checkpoint,
             scale,
@@ -122,12 +129,67 @@ impl HeldTensors {
         Ok(Self(held))
     }
 
+    /// Holds the tensors of two pools on any device whose layers are groups of different shapes,
+    /// after the checks of `CodecPlan`, and one more: the memory of two groups is apart.
+    ///
+    /// Args:
+    ///     groups: of each the arguments of `CodecPlan`, all of them, in a dict.
+    ///
+    /// Raises:
+    ///     TensorError, ConfigError: as `CodecPlan`, or two groups overlap.
+    #[staticmethod]
+    fn of_groups(groups: &Bound<'_, PyAny>) -> Result<Self> {
+        let mut held = Held::default();
+        let mut plans: Vec<Plan> = Vec::new();
+        gather(groups, |group| {
+            let group: Group<'_> = group.extract()?;
+            let second = plans.len();
+            let pools = Pools::read(group.given(second), &group.layout, &group.format)?;
+            let plan = Plan::new(pools.spec).map_err(|error| misuse(error.to_string()))?;
+            for (first, before) in plans.iter().enumerate() {
+                before.require_apart(&plan).map_err(|error| {
+                    misuse(format!("groups {first} and {second} of layers: {error}"))
+                })?;
+            }
+            plans.push(plan);
+            held.join(pools.held);
+            Ok::<_, Failure>(())
+        })?;
+        Ok(Self(held))
+    }
+
     /// Looks at every address again.
     ///
     /// Raises:
     ///     TensorError: a tensor is elsewhere, or the memory of its storage is.
     fn check(&self, py: Python<'_>) -> Result<()> {
         self.0.check(py)
+    }
+}
+
+/// One group of layers of two pools.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Group<'py> {
+    active: Bound<'py, PyAny>,
+    checkpoint: Bound<'py, PyAny>,
+    scale: Option<Bound<'py, PyAny>>,
+    conv: Option<Bound<'py, PyAny>>,
+    layout: String,
+    format: String,
+}
+
+impl<'py> Group<'py> {
+    /// Its tensors, which errors say are of the group with this number.
+    fn given(&self, number: usize) -> Given<'_, 'py> {
+        Given {
+            place: Place::Any,
+            group: Some(number),
+            active: &self.active,
+            checkpoint: &self.checkpoint,
+            scale: self.scale.as_ref(),
+            conv: self.conv.as_ref(),
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 mod cache;
 mod codec;
+mod config;
 mod counters;
+mod engine;
 mod errors;
 mod fork;
 mod gate;
@@ -13,6 +15,7 @@ mod number;
 mod page_table;
 mod request;
 mod results;
+mod sequences;
 mod tensor;
 mod tokens;
 
@@ -25,7 +28,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
     fork::register(module)?;
-    module.add_class::<cache::Cache>()?;
+    module.add_class::<cache::CacheBase>()?;
+    module.add_class::<sequences::Cache>()?;
+    module.add_class::<engine::EngineCache>()?;
     module.add_class::<request::Namespace>()?;
     module.add_class::<request::StartRequest>()?;
     handles::register(module)?;

@@ -34,20 +34,23 @@ impl FromPyObject<'_, '_> for PageTable {
 }
 
 impl PageTable {
+    /// Fails if there is no room for so many ids.
+    pub(crate) fn require(&self, ids: usize) -> Result<()> {
+        let room = self.0.item_count();
+        if ids <= room {
+            return Ok(());
+        }
+        let message = format!("pages: {ids} are to be written, the buffer has room for {room}");
+        Err(Failure::Refused(Class::LengthMismatch, message))
+    }
+
     /// Writes the ids from the start on and returns how many they are, or writes nothing.
     pub(crate) fn write(&self, py: Python<'_>, ids: &[u32]) -> Result<usize> {
+        self.require(ids.len())?;
         let cells = self
             .0
             .as_mut_slice(py)
             .expect("extraction has seen that it is contiguous and writable");
-        if cells.len() < ids.len() {
-            let message = format!(
-                "pages: {} are to be written, the buffer has room for {}",
-                ids.len(),
-                cells.len()
-            );
-            return Err(Failure::Refused(Class::LengthMismatch, message));
-        }
         cells
             .iter()
             .zip(ids)

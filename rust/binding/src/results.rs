@@ -1,5 +1,7 @@
 //! What operations return, as frozen classes.
 
+use std::ops::Range;
+
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use radixstate::{Begin, Commit, OutOfSlots, Reason, Reservation, Skip};
@@ -79,9 +81,9 @@ pub(crate) struct Started {
     /// The checkpoint slot to load into the active slot; None: clear it. Then call `loaded`.
     #[pyo3(get)]
     load_from: Option<u32>,
-    /// The active slot; None with an external active pool.
+    /// The active slot.
     #[pyo3(get)]
-    slot: Option<u32>,
+    slot: u32,
 }
 
 impl Started {
@@ -112,7 +114,7 @@ impl Started {
 impl Started {
     fn __repr__(&self) -> String {
         let matched = self.matched.get().__repr__();
-        let (load_from, slot) = (python_option(self.load_from), python_option(self.slot));
+        let (load_from, slot) = (python_option(self.load_from), self.slot);
         format!("Started(match={matched}, load_from={load_from}, slot={slot})")
     }
 }
@@ -180,8 +182,7 @@ impl Stored {
     /// None.
     #[getter]
     fn replaced(&self) -> Option<(usize, usize)> {
-        let range = &self.0.replaced;
-        (!range.is_empty()).then_some((range.start, range.end))
+        ends(&self.0.replaced)
     }
 
     fn __repr__(&self) -> String {
@@ -193,9 +194,7 @@ impl Stored {
             ..
         } = &self.0;
         let step = python_option(*step);
-        let replaced = self
-            .replaced()
-            .map_or_else(|| "None".into(), |range| format!("{range:?}"));
+        let replaced = python_range(&self.0.replaced);
         format!(
             "Stored(depth={depth}, slot={slot}, serial={serial}, step={step}, replaced={replaced})"
         )
@@ -301,49 +300,73 @@ impl From<Commit> for Committed {
     }
 }
 
-/// What publishing with the engine's own pages did.
+/// What sharing pages did. The engine frees its pages of `replaced` and reads those of the lease in
+/// their place.
+#[pyclass(frozen, module = "radixstate._native")]
+pub(crate) struct Extended(pub(crate) radixstate::Extended);
+
+#[pymethods]
+impl Extended {
+    /// Why the tree did not take the tokens, or None: it has all of them.
+    #[getter]
+    fn skipped(&self) -> Option<Skipped> {
+        self.0.skipped.map(Skipped)
+    }
+
+    /// Tokens [from, to) whose pages were cached already, or None.
+    #[getter]
+    fn replaced(&self) -> Option<(usize, usize)> {
+        ends(&self.0.replaced)
+    }
+
+    fn __repr__(&self) -> String {
+        let skipped = self.skipped().map(|skipped| skipped.__repr__());
+        format!(
+            "Extended(skipped={}, replaced={})",
+            python_option(skipped),
+            python_range(&self.0.replaced)
+        )
+    }
+}
+
+/// What publishing tokens, pages and a state did.
 #[pyclass(frozen, module = "radixstate._native")]
 pub(crate) struct Published {
     /// A `Stored` or a `Skipped`.
     #[pyo3(get)]
     outcome: Py<PyAny>,
-    /// The pages now valid for the positions from the lease's old depth to the published depth.
-    #[pyo3(get)]
-    canonical: Vec<u32>,
-    /// Given pages that were cached already: not adopted, still the caller's to free.
-    #[pyo3(get)]
-    duplicates: Vec<u32>,
+    replaced: Range<usize>,
 }
 
 impl Published {
     pub(crate) fn new(py: Python<'_>, published: radixstate::Published) -> Result<Self> {
-        let radixstate::Published {
-            outcome,
-            canonical,
-            duplicates,
-        } = published;
+        let radixstate::Published { outcome, replaced } = published;
         let outcome = Committed::from(outcome).into_py_any(py)?;
-        Ok(Self {
-            outcome,
-            canonical,
-            duplicates,
-        })
+        Ok(Self { outcome, replaced })
     }
 }
 
 #[pymethods]
 impl Published {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let Self {
-            outcome,
-            canonical,
-            duplicates,
-        } = self;
-        let outcome = outcome.bind(py).repr()?;
-        Ok(format!(
-            "Published(outcome={outcome}, canonical={canonical:?}, duplicates={duplicates:?})"
-        ))
+    /// As of `Extended`.
+    #[getter]
+    fn replaced(&self) -> Option<(usize, usize)> {
+        ends(&self.replaced)
     }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let outcome = self.outcome.bind(py).repr()?;
+        let replaced = python_range(&self.replaced);
+        Ok(format!("Published(outcome={outcome}, replaced={replaced})"))
+    }
+}
+
+fn ends(range: &Range<usize>) -> Option<(usize, usize)> {
+    (!range.is_empty()).then_some((range.start, range.end))
+}
+
+fn python_range(range: &Range<usize>) -> String {
+    ends(range).map_or_else(|| "None".into(), |ends| format!("{ends:?}"))
 }
 
 fn python_option<T: ToString>(value: Option<T>) -> String {
@@ -356,5 +379,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Started>()?;
     module.add_class::<Stored>()?;
     module.add_class::<Skipped>()?;
+    module.add_class::<Extended>()?;
     module.add_class::<Published>()
 }

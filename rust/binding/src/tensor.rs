@@ -260,6 +260,18 @@ impl Layers {
         Ok((self.strided_with(0, 0), bytes))
     }
 
+    /// The same with a slot as one head of one row, in the order of memory: a slot is dense.
+    pub(crate) fn flat(&self, what: &str) -> Result<Self> {
+        let (dense, bytes) = self.window(what)?;
+        Ok(Self {
+            addresses: dense.layers,
+            dtype: self.dtype.clone(),
+            element_bytes: self.element_bytes,
+            shape: vec![dense.slots, 1, 1, bytes / self.element_bytes],
+            strides: vec![dense.slot_stride, 0, 0, self.element_bytes],
+        })
+    }
+
     /// (stride, size) of the dimensions after the slots; those of size 1 are left out, since their
     /// stride is free.
     pub(crate) fn inner_dimensions(&self) -> Vec<(usize, usize)> {

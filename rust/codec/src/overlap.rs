@@ -18,12 +18,27 @@ pub(crate) fn check(spec: &Spec, head: HeadBytes) -> Result<(), SpecError> {
         let format = spec.checkpoint.format;
         return Err(SpecError::Scales { format, given });
     }
-    let mut regions = Vec::new();
     for (pool, extent) in parts(spec, head) {
         check_counts(spec, pool, extent.side)?;
-        regions.extend(extent.regions(pool)?);
     }
-    check_apart(&regions)
+    check_apart(&regions(spec, head)?)
+}
+
+/// Refuses two specs that are sound alone and of which two elements may share an address.
+pub(crate) fn check_between(
+    (first, first_head): (&Spec, HeadBytes),
+    (second, second_head): (&Spec, HeadBytes),
+) -> Result<(), SpecError> {
+    let mut both = regions(first, first_head)?;
+    both.extend(regions(second, second_head)?);
+    check_apart(&both)
+}
+
+/// All memory that the spec describes.
+fn regions(spec: &Spec, head: HeadBytes) -> Result<Vec<Region>, SpecError> {
+    let each = parts(spec, head).into_iter();
+    let regions: Result<Vec<_>, _> = each.map(|(pool, extent)| extent.regions(pool)).collect();
+    Ok(regions?.concat())
 }
 
 /// Everything that the spec describes, and what one layer and slot of it occupies.

@@ -41,6 +41,16 @@ impl Plan {
         })
     }
 
+    /// Refuses a plan that moves other memory of the same pools, such as layers of another shape,
+    /// if that overlaps the memory of this one.
+    ///
+    /// # Errors
+    ///
+    /// When an element of one may share an address with an element of the other.
+    pub fn require_apart(&self, other: &Self) -> Result<(), SpecError> {
+        overlap::check_between((&self.spec, self.head), (&other.spec, other.head))
+    }
+
     /// The same plan, served by `backend`.
     #[must_use]
     pub fn with_backend(self, backend: Backend) -> Self {

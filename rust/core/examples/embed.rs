@@ -165,11 +165,7 @@ impl Scheduler {
 
     /// Optional work: every outcome is fine.
     fn checkpoint(&mut self, sequence: &Sequence, depth: usize) -> Result<(), Misuse> {
-        let source = self
-            .cache
-            .view(sequence)?
-            .slot()
-            .expect("the active pool is internal");
+        let source = self.cache.view(sequence)?.slot();
         match self.cache.reserve_checkpoint(sequence, depth, source)? {
             Reservation::Skipped(_) => {} // cached already, or no room
             Reservation::Pending(pending) => {

@@ -8,6 +8,7 @@ mod seeded;
 use std::fmt;
 
 use crate::cache::Cache;
+use crate::pool::PageOwner;
 use census::Census;
 
 /// The invariant that a [`Violation`] breaks.
@@ -77,7 +78,7 @@ impl fmt::Display for Report {
 
 impl std::error::Error for Report {}
 
-impl Cache {
+impl<O: PageOwner> Cache<O> {
     /// Recomputes every invariant and reports all violations at once. Its cost grows with
     /// everything that is cached: for tests and for an operator's question, not for each step.
     ///

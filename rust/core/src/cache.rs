@@ -1,6 +1,7 @@
 //! The cache: its configuration, and the operations that concern no single request.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use slab::Slab;
@@ -13,7 +14,7 @@ use crate::ledger::{Leased, Ledger};
 use crate::lookup::{Match, Reusable};
 use crate::namespace::Namespace;
 use crate::policy::{Lru, Policy};
-use crate::pool::{Pool, PoolConfig, PoolKind, Usage};
+use crate::pool::{OwnPages, PageOwner, Pool, PoolConfig, PoolKind, Usage};
 use crate::prefixes::{Freed, Prefixes};
 use crate::sequence::Running;
 use crate::stats::Stats;
@@ -21,16 +22,16 @@ use crate::tree::Grid;
 
 /// Geometry and sizes of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Config {
+pub struct Config<O = OwnPages> {
     /// Tokens of one KV page; also the granularity at which prefixes match.
     pub page_size: u32,
     /// Tokens between the depths at which the engine can cut off a state.
     pub checkpoint_stride: u32,
     /// KV pages; capacity 0 for a purely linear model.
-    pub kv: PoolConfig,
-    /// States of running requests.
+    pub kv: PoolConfig<O>,
+    /// States of running requests that the cache hands out; capacity 0 where the engine does.
     pub active: PoolConfig,
-    /// States of cached prefixes; always internal.
+    /// States of cached prefixes.
     pub checkpoints: PoolConfig,
 }
 
@@ -45,7 +46,9 @@ impl Config {
             checkpoints,
         }
     }
+}
 
+impl<O: PageOwner> Config<O> {
     fn grid(&self) -> Result<Grid, Misuse> {
         let Self {
             page_size,
@@ -59,9 +62,6 @@ impl Config {
             return refuse(format!(
                 "page size {page_size} and checkpoint stride {checkpoint_stride} must be at least 1"
             ));
-        }
-        if checkpoints.external {
-            return refuse("the checkpoint pool is always internal".into());
         }
         if checkpoints.capacity == 0 {
             return refuse("the checkpoint pool has 0 slots: nothing could ever be reused".into());
@@ -85,7 +85,7 @@ impl Config {
     /// Ids fit into the int32 of page tables and kernels, bytes in use into a counter.
     fn check_sizes(&self) -> Result<(), Misuse> {
         let pools = [
-            ("kv pages", self.kv),
+            ("kv pages", self.kv.sizes()),
             ("active slots", self.active),
             ("checkpoint slots", self.checkpoints),
         ];
@@ -109,12 +109,17 @@ impl Config {
 
 /// A prefix cache for recurrent states. See the crate's documentation for how its operations fit
 /// together.
-pub struct Cache {
+///
+/// The type parameter says who allocates the KV pages. With [`OwnPages`], which is the default, the
+/// cache does, and requests are [`Sequence`](crate::Sequence)s. With [`EnginePages`](crate::EnginePages)
+/// or [`LogicalPages`](crate::LogicalPages) the engine does, and requests are [`Lease`](crate::Lease)s.
+pub struct Cache<O = OwnPages> {
     pub(crate) ledger: Ledger,
     pub(crate) leases: Slab<Leased>,
     pub(crate) sequences: Slab<Running>,
     pub(crate) pending: Slab<Reserved>,
     pub(crate) inbox: Arc<Inbox>,
+    pages: PhantomData<O>,
 }
 
 /// A stored state that is not yet known to be finite.
@@ -137,7 +142,7 @@ pub enum Outcome {
     Failed,
 }
 
-impl fmt::Debug for Cache {
+impl<O> fmt::Debug for Cache<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ledger {
             prefixes, active, ..
@@ -151,12 +156,12 @@ impl fmt::Debug for Cache {
     }
 }
 
-impl Cache {
+impl<O: PageOwner> Cache<O> {
     /// An empty cache that evicts the least recently used checkpoint first.
     ///
     /// # Errors
     /// [`Misuse::Config`] for a geometry in which no prefix could ever be reused.
-    pub fn new(config: Config) -> Result<Self, Misuse> {
+    pub fn new(config: Config<O>) -> Result<Self, Misuse> {
         Self::with_policy(config, Box::new(Lru::default()))
     }
 
@@ -164,15 +169,21 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::new`].
-    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Self, Misuse> {
+    pub fn with_policy(config: Config<O>, policy: Box<dyn Policy>) -> Result<Self, Misuse> {
         let grid = config.grid()?;
-        let prefixes = Prefixes::new(grid, config.kv, config.checkpoints, policy);
+        let prefixes = Prefixes::new(
+            grid,
+            Pool::new(config.kv),
+            Pool::new(config.checkpoints),
+            policy,
+        );
         Ok(Self {
             ledger: Ledger::new(prefixes, Pool::new(config.active)),
             leases: Slab::new(),
             sequences: Slab::new(),
             pending: Slab::new(),
             inbox: Arc::new(Inbox::new()),
+            pages: PhantomData,
         })
     }
 
@@ -212,19 +223,6 @@ impl Cache {
         let cause = Cause::Asked;
         self.ledger.emit(Event::Freed { cause, freed });
         self.ledger.emit(Event::Evict { pool, n });
-        freed
-    }
-
-    /// Pages of an external KV pool that the cache has given up since the last call, each exactly
-    /// once. Empty for the other pools, of which nothing is ever adopted.
-    pub fn take_freed(&mut self, pool: PoolKind) -> Vec<u32> {
-        self.collect_dropped();
-        let freed = match pool {
-            PoolKind::Kv => self.ledger.prefixes.kv_mut().take_outbox(),
-            PoolKind::Active | PoolKind::Checkpoint => Vec::new(),
-        };
-        let pages = freed.len();
-        self.ledger.emit(Event::TakeFreed { pages });
         freed
     }
 
@@ -294,8 +292,7 @@ impl Cache {
 
     fn withdraw_written_in(&mut self, step: u64) -> Result<(), Misuse> {
         for write in self.ledger.flight.written_in(step) {
-            let prefixes = &mut self.ledger.prefixes;
-            prefixes.invalidate(write.checkpoint, write.brought);
+            self.ledger.prefixes.withdraw(write);
             if let Some(proof) = write.proof {
                 // Nobody needs to know any more.
                 self.ledger.flight.end_proof(proof)?;
@@ -318,8 +315,7 @@ impl Cache {
         let finite = outcome == Outcome::Done;
         self.ledger.emit(Event::Prove { ticket, finite });
         if !finite {
-            let prefixes = &mut self.ledger.prefixes;
-            prefixes.invalidate(write.checkpoint, write.brought);
+            self.ledger.prefixes.withdraw(write);
         }
         self.ledger.land();
         Ok(())
@@ -333,7 +329,7 @@ impl Cache {
             let ticket = write.proof.filter(|&it| self.ledger.flight.is_open(it))?;
             Some(Unproven {
                 ticket,
-                slot: self.ledger.prefixes.pinned_slot(write.checkpoint),
+                slot: self.ledger.prefixes.pinned_slot(write.checkpoint()?),
                 step: write.step.filter(|&it| self.ledger.flight.in_flight(it)),
             })
         });

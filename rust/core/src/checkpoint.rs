@@ -7,7 +7,7 @@ use crate::error::{Error, Misuse, OutOfSlots};
 use crate::event::Event;
 use crate::handle::{Kind, Pending};
 use crate::ledger::{Holdings, Ledger};
-use crate::pool::{CachedState, Slot};
+use crate::pool::{CachedState, PageOwner, Slot};
 use crate::prefixes::CheckpointId;
 
 /// The recurrent state at the end of a node.
@@ -176,7 +176,7 @@ pub(crate) fn check_depth(ledger: &Ledger, depth: usize) -> Result<(), Misuse> {
     }
 }
 
-impl Cache {
+impl<O: PageOwner> Cache<O> {
     /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and
     /// it is counted.
     ///

@@ -20,7 +20,7 @@ impl Digest {
                 reused,
                 claimed,
                 slot,
-            } => self.mix(1, [prompt, reused as u64, claimed as u64, number(slot)]),
+            } => self.mix(1, [prompt, reused as u64, claimed as u64, slot.into()]),
             Event::Lease { length, serial } => self.mix(2, [length as u64, serial]),
             Event::Loaded { owner } => self.mix(3, [owner]),
             Event::Grow { owner, by } => self.mix(4, [owner, by as u64]),
@@ -46,6 +46,11 @@ impl Digest {
             Event::Short { wanted } => self.mix(18, [wanted as u64]),
             Event::Invalidate { serial } => self.mix(19, [serial]),
             Event::Prove { ticket, finite } => self.mix(20, [ticket, finite.into()]),
+            Event::Extend {
+                owner,
+                depth,
+                replaced,
+            } => self.mix(22, [owner, depth as u64, replaced as u64]),
             Event::GiveBackSlot { owner, slot } => self.mix(21, [owner, slot.into()]),
             Event::Lookup
             | Event::Use { .. }
@@ -93,7 +98,7 @@ mod tests {
             prompt: tail(&[7, 8, 9]),
             reused: 0,
             claimed: 3,
-            slot: Some(1),
+            slot: 1,
         });
         digest.fold(Event::Lookup);
         digest.fold(Event::BeginStep);

@@ -5,10 +5,11 @@ use std::fmt::Write;
 use crate::cache::Cache;
 use crate::namespace::Namespace;
 use crate::policy::{CandidateId, Scope};
+use crate::pool::PageOwner;
 use crate::prefixes::Prefixes;
 use crate::tree::NodeIdx;
 
-impl Cache {
+impl<O: PageOwner> Cache<O> {
     /// Draws every prefix that lookups can reach: a line for each node, with the depths of its run,
     /// and the state at its end. Below 64 levels it only counts them.
     ///

@@ -1,177 +1,209 @@
-//! The lower layer: leases and publishing, for engines whose allocators own KV pages or running
-//! states.
+//! For engines that allocate the KV pages: what they have computed joins the tree, and what the tree
+//! gives up comes back.
+//!
+//! [`extend`](Cache::extend) moves a lease deeper and shares the pages of the tokens in between,
+//! [`attach`](Cache::attach) adds a state to a prefix that is leased, and [`publish`](Cache::publish)
+//! does both or neither.
+
+use std::ops::Range;
 
 use crate::cache::Cache;
-use crate::checkpoint::{Commit, Encoded, Rejected, Reservation, check_depth};
+use crate::checkpoint::{Commit, Encoded, Rejected, Reservation, Skip, check_depth};
 use crate::error::Misuse;
 use crate::event::Event;
-use crate::handle::{Kind, Lease, Pending, Sequence};
-use crate::ledger::{Holdings, Leased, Ledger};
-use crate::lookup::{Match, Reusable};
-use crate::prefixes::CheckpointId;
-use crate::tree::Node;
+use crate::handle::{Lease, Pending};
+use crate::ledger::{Exchanged, Leased, Ledger};
+use crate::pool::{EngineOwned, EnginePages, LogicalPages};
 
-/// What publishing with the engine's own pages did.
+/// What sharing pages did.
 ///
-/// In every case the engine puts `canonical` into its page table and frees `duplicates`; the pages
-/// past [`Cache::lease_depth`] are then its own. After a reset nothing is adopted, so these are the
-/// given ones.
+/// The pages of `replaced` were cached already: the engine frees its own, reads those of the
+/// [lease](Cache::lease_pages) in their place, and gives up the other pages it handed over, which
+/// are the cache's now. If sharing was skipped, nothing was taken over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Published {
-    /// Whether the state is in the tree.
-    pub outcome: Commit,
-    /// The pages now valid for the positions from the lease's old depth to the published depth.
-    pub canonical: Vec<u32>,
-    /// Given pages that were cached already: not adopted, still the caller's to free.
-    pub duplicates: Vec<u32>,
+pub struct Extended {
+    /// Why the tree did not take the tokens; `None` when it has all of them.
+    pub skipped: Option<Skip>,
+    /// Tokens whose pages were cached already. They follow the lease's depth before the call.
+    pub replaced: Range<usize>,
 }
 
-impl Cache {
-    /// Pins what a lookup found: its node until the lease ends, its checkpoint until
-    /// [`Cache::lease_loaded`].
+/// What publishing tokens, pages and state did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// Whether the state is in the tree. For [`Skip::Duplicate`] the pages are.
+    pub outcome: Commit,
+    /// As in [`Extended`].
+    pub replaced: Range<usize>,
+}
+
+impl<O: EngineOwned> Cache<O> {
+    /// Pages that the cache has given up since the last call, each exactly once: the engine's ids,
+    /// or the numbers of pages that the engine may free.
+    pub fn take_freed(&mut self) -> Vec<u32> {
+        self.collect_dropped();
+        let freed = self.ledger.prefixes.kv_mut().take_outbox();
+        let pages = freed.len();
+        self.ledger.emit(Event::TakeFreed { pages });
+        freed.ids().collect()
+    }
+
+    /// Adds a state to a prefix that the lease has already, as after [`extend`](Cache::extend).
+    /// `tokens` are those of the reservation.
     ///
-    /// A match without a hit gives a lease at depth 0, which pins nothing and from which a prefix
-    /// can be published.
+    /// Pages and state then stand for themselves: the pages stay if the state turns out not to be
+    /// finite, where those of [`publish`](Cache::publish) go with it.
     ///
     /// # Errors
-    /// [`Misuse::Stale`] when that checkpoint is gone; [`Misuse::WrongCache`].
-    pub fn lease(&mut self, matched: &Match) -> Result<Lease, Misuse> {
-        self.own_id(matched.cache)?;
-        self.collect_dropped();
-        if matched.resets != self.ledger.resets {
-            return Err(Misuse::Stale("the cache was reset after the lookup"));
-        }
-        // The tree says how deep it is: a match is the caller's to change.
-        let length = match matched.checkpoint {
-            None => 0,
-            Some(CheckpointId { node, serial }) => {
-                let node = self.ledger.prefixes.tree().get(node);
-                let holds = |node: &&Node| {
-                    let checkpoint = node.checkpoint.as_ref();
-                    checkpoint.is_some_and(|checkpoint| checkpoint.serial == serial)
-                };
-                let gone = Misuse::Stale("its checkpoint was evicted after the lookup");
-                node.filter(holds).ok_or(gone)?.end
+    /// [`Misuse::DepthPastEnd`] past the lease's depth, otherwise as
+    /// [`publish`](Cache::publish). The pending checkpoint comes back with the error.
+    pub fn attach(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pending: Pending,
+    ) -> Result<Commit, Rejected> {
+        let allowed = self.check_publish(lease, tokens, &pending);
+        let allowed = allowed.and_then(|()| {
+            let (depth, end) = (tokens.len(), self.leased(lease)?.depth);
+            if depth > end {
+                return Err(Misuse::DepthPastEnd { depth, end });
             }
-        };
-        let reusable = Reusable {
-            length,
-            kv_length: matched.kv_length,
-            branch: matched.branch,
-            reason: matched.reason,
-            encodings: matched.encodings,
-            not_ready: matched.not_ready,
-            checkpoint: matched.checkpoint,
-        };
-        self.ledger.emit(Event::Lease {
-            length,
-            serial: matched.checkpoint.map_or(0, |found| found.serial),
+            Ok(())
         });
-        self.ledger.prefixes.begin();
-        let leased = self.ledger.lease(&matched.namespace, reusable);
-        self.ledger.consume(reusable);
-        let key = self.leases.insert(leased);
-        Ok(Lease(self.handle(Kind::Lease, key)))
+        let pending = Rejected::unless(allowed, pending)?;
+        Ok(self.place_state(lease, tokens, &[], pending).outcome)
     }
 
-    /// The checkpoint slot to load from, until the load is reported; `None` for a lease at depth 0.
-    ///
-    /// # Errors
-    /// [`Misuse::WrongCache`].
-    pub fn lease_state(&self, lease: &Lease) -> Result<Option<u32>, Misuse> {
-        Ok(self.state_of(self.leased(lease)?))
+    fn check_publish(
+        &self,
+        lease: &Lease,
+        tokens: &[u32],
+        pending: &Pending,
+    ) -> Result<(), Misuse> {
+        let leased = self.leased(lease)?;
+        self.check_reserved_by(lease.0.serial, pending)?;
+        check_length("tokens", tokens.len(), pending.depth)?;
+        check_tokens(&self.ledger, leased, tokens)
     }
 
-    /// Tokens of the leased prefix. A lease moves only deeper.
-    ///
-    /// # Errors
-    /// [`Misuse::WrongCache`].
-    pub fn lease_depth(&self, lease: &Lease) -> Result<usize, Misuse> {
-        Ok(self.leased(lease)?.depth)
+    fn check_extend(&self, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Result<(), Misuse> {
+        let leased = self.leased(lease)?;
+        let page = self.ledger.prefixes.grid().page;
+        if !tokens.len().is_multiple_of(page) {
+            let depth = tokens.len();
+            return Err(Misuse::Unaligned { depth, legal: page });
+        }
+        check_tokens(&self.ledger, leased, tokens)?;
+        check_pages(&self.ledger, leased, tokens.len(), pages)
     }
 
-    /// Page ids of the leased prefix.
-    ///
-    /// # Errors
-    /// [`Misuse::WrongCache`].
-    pub fn lease_pages(&self, lease: &Lease) -> Result<Vec<u32>, Misuse> {
-        let node = self.leased(lease)?.holdings.node;
-        Ok(node.map_or_else(Vec::new, |node| {
-            self.ledger.prefixes.tree().path_pages(node)
-        }))
-    }
-
-    /// Reports that the load from the leased checkpoint is enqueued: the checkpoint may be evicted
-    /// again. Repeating it changes nothing.
-    ///
-    /// # Errors
-    /// [`Misuse::WrongCache`].
-    pub fn lease_loaded(&mut self, lease: &Lease) -> Result<(), Misuse> {
+    fn try_reserve(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<Reservation, Misuse> {
         self.own(&lease.0)?;
-        self.collect_dropped();
-        self.ledger.emit(Event::Loaded {
-            owner: lease.0.serial,
-        });
-        let checkpoint = self.leases[lease.0.key].holdings.checkpoint.take();
-        self.ledger.give_back(Holdings {
-            checkpoint,
-            ..Holdings::default()
-        });
-        Ok(())
-    }
-
-    /// Ends a lease; dropping it does the same at the cache's next call.
-    ///
-    /// # Errors
-    /// [`Misuse::WrongCache`]: the lease then ends in its own cache.
-    pub fn release(&mut self, lease: Lease) -> Result<(), Misuse> {
-        self.own(&lease.0)?;
-        self.collect_dropped();
-        self.ledger.emit(Event::End {
-            owner: lease.0.serial,
-        });
-        let leased = self.leases.remove(lease.0.disarm());
-        self.ledger.give_back(leased.holdings);
-        Ok(())
-    }
-
-    /// Takes a checkpoint slot for the state after exactly `tokens`. Evicts if needed.
-    ///
-    /// # Errors
-    /// [`Misuse::Unaligned`], [`Misuse::PrefixMismatch`], [`Misuse::WrongCache`];
-    /// [`Misuse::NotLoaded`] past the leased prefix, before its state was loaded.
-    pub fn reserve(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Reservation, Misuse> {
-        self.own(&lease.0)?;
+        check_depth(&self.ledger, tokens.len())?;
+        self.check_extend(lease, tokens, pages)?;
         self.collect_dropped();
         let leased = &self.leases[lease.0.key];
-        check_depth(&self.ledger, tokens.len())?;
-        check_prefix(&self.ledger, leased, tokens)?;
-        check_loaded(leased, tokens.len())?;
         let slot = self.ledger.reserve(leased, tokens);
         Ok(self.pend(lease.0.serial, tokens.len(), slot))
     }
 
-    /// Asks whether [`Cache::publish`] will be allowed, before a slot is reserved and anything
-    /// evicted for it.
-    ///
-    /// # Errors
-    /// As [`Cache::reserve`] and [`Cache::publish`].
-    pub fn can_publish(&self, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Result<(), Misuse> {
-        let leased = self.leased(lease)?;
-        check_depth(&self.ledger, tokens.len())?;
-        check_prefix(&self.ledger, leased, tokens)?;
-        check_pages(&self.ledger, leased, tokens.len(), pages)?;
-        check_loaded(leased, tokens.len())
+    /// The pages that the engine hands over with `depth` tokens, which were checked.
+    fn pages_to(&self, lease: &Lease, depth: usize) -> usize {
+        new_pages(&self.ledger, &self.leases[lease.0.key], depth)
     }
 
-    /// Publishes tokens, pages and state together, or nothing. `pages` are the engine's, for the
-    /// positions from the lease's depth to the end of `tokens`; exactly those that the tree lacks
-    /// are adopted.
+    fn place(&mut self, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Extended {
+        self.collect_dropped();
+        let n = self.pages_to(lease, tokens.len());
+        let leased = &mut self.leases[lease.0.key];
+        let (owner, depth) = (lease.0.serial, tokens.len());
+        if let Err(skip) = self.ledger.may_extend(leased, tokens) {
+            self.ledger.emit(Event::Extend {
+                owner,
+                depth: 0,
+                replaced: 0,
+            });
+            return Extended {
+                skipped: Some(skip),
+                replaced: 0..0,
+            };
+        }
+        let adopted = self.ledger.prefixes.kv_mut().adopt(n, pages);
+        let exchanged = self.ledger.extend(leased, tokens, adopted);
+        self.ledger.emit(Event::Extend {
+            owner,
+            depth,
+            replaced: exchanged.replaced.end,
+        });
+        Extended {
+            skipped: None,
+            replaced: self.ledger.hand_back(exchanged),
+        }
+    }
+
+    fn place_state(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+        pending: Pending,
+    ) -> Published {
+        self.collect_dropped();
+        let n = self.pages_to(lease, tokens.len());
+        let state = self.encoded(pending);
+        let leased = &mut self.leases[lease.0.key];
+        let cache = self.inbox.cache;
+        publish(&mut self.ledger, cache, leased, tokens, (n, pages), state)
+    }
+}
+
+impl Cache<EnginePages> {
+    /// Shares `tokens` and the engine's `pages` for the positions from the lease's depth to their
+    /// end, and moves the lease there. Exactly the pages that the tree lacks are taken over.
+    ///
+    /// Without a state at their end, or beyond, the pages stay as long as somebody leases them.
     ///
     /// # Errors
-    /// [`Misuse::LengthMismatch`], [`Misuse::PageOwnership`], [`Misuse::PrefixMismatch`],
-    /// [`Misuse::NotLoaded`], [`Misuse::NotYourPending`], [`Misuse::PoolMode`] with an internal KV pool, whose pages
-    /// belong to sequences. The pending checkpoint comes back with the error.
+    /// [`Misuse::Unaligned`] off the grid of pages; [`Misuse::LengthMismatch`],
+    /// [`Misuse::PageOwnership`], [`Misuse::PrefixMismatch`], [`Misuse::NotLoaded`],
+    /// [`Misuse::WrongCache`].
+    pub fn extend(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<Extended, Misuse> {
+        self.check_extend(lease, tokens, pages)?;
+        Ok(self.place(lease, tokens, pages))
+    }
+
+    /// Takes a checkpoint slot for the state after exactly `tokens`, to be published with their
+    /// pages, or attached if the lease has all of them. Evicts if needed, and nothing if a rule is
+    /// broken.
+    ///
+    /// # Errors
+    /// [`Misuse::Unaligned`] for an illegal depth, and as [`extend`](Cache::extend).
+    pub fn reserve(
+        &mut self,
+        lease: &Lease,
+        tokens: &[u32],
+        pages: &[u32],
+    ) -> Result<Reservation, Misuse> {
+        self.try_reserve(lease, tokens, pages)
+    }
+
+    /// Publishes tokens, pages and state together, or nothing: `tokens` and `pages` as for
+    /// [`extend`](Cache::extend), the state that was reserved for them.
+    ///
+    /// # Errors
+    /// As [`extend`](Cache::extend), and [`Misuse::NotYourPending`]. The pending checkpoint comes
+    /// back with the error.
     pub fn publish(
         &mut self,
         lease: &Lease,
@@ -179,85 +211,66 @@ impl Cache {
         pages: &[u32],
         pending: Pending,
     ) -> Result<Published, Rejected> {
-        let allowed = self.check_publish(lease, tokens, pages, &pending);
+        let allowed = self.check_publish(lease, tokens, &pending);
+        let allowed = allowed.and_then(|()| self.check_extend(lease, tokens, pages));
         let pending = Rejected::unless(allowed, pending)?;
-        self.collect_dropped();
-        let state = self.encoded(pending);
-        let leased = &mut self.leases[lease.0.key];
-        let cache = self.inbox.cache;
-        Ok(publish(
-            &mut self.ledger,
-            cache,
-            leased,
-            tokens,
-            pages,
-            state,
-        ))
+        Ok(self.place_state(lease, tokens, pages, pending))
     }
+}
 
-    fn check_publish(
-        &self,
-        lease: &Lease,
-        tokens: &[u32],
-        pages: &[u32],
-        pending: &Pending,
-    ) -> Result<(), Misuse> {
-        self.own(&lease.0)?;
-        self.check_reserved_by(lease.0.serial, pending)?;
-        check_length("tokens", tokens.len(), pending.depth)?;
-        self.can_publish(lease, tokens, pages)
-    }
-
-    /// [`Cache::commit`] for a sequence whose KV pages are the engine's. See [`Cache::publish`].
+impl Cache<LogicalPages> {
+    /// Shares `tokens`, whose pages from the lease's depth to their end the engine has, and moves
+    /// the lease there. The tree numbers exactly the pages that it lacks: all past
+    /// [`Extended::replaced`] are new numbers, to be read by [`lease_pages`](Cache::lease_pages).
+    ///
+    /// Without a state at their end, or beyond, the pages stay as long as somebody leases them.
     ///
     /// # Errors
-    /// As [`Cache::publish`].
-    pub fn commit_pages(
+    /// [`Misuse::Unaligned`] off the grid of pages; [`Misuse::TooManyPages`],
+    /// [`Misuse::PrefixMismatch`], [`Misuse::NotLoaded`], [`Misuse::WrongCache`].
+    pub fn extend(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Extended, Misuse> {
+        self.check_extend(lease, tokens, &[])?;
+        Ok(self.place(lease, tokens, &[]))
+    }
+
+    /// Takes a checkpoint slot for the state after exactly `tokens`, to be published with their
+    /// pages, or attached if the lease has all of them. Evicts if needed, and nothing if a rule is
+    /// broken.
+    ///
+    /// # Errors
+    /// [`Misuse::Unaligned`] for an illegal depth, and as [`extend`](Cache::extend).
+    pub fn reserve(&mut self, lease: &Lease, tokens: &[u32]) -> Result<Reservation, Misuse> {
+        self.try_reserve(lease, tokens, &[])
+    }
+
+    /// Publishes tokens, pages and state together, or nothing: `tokens` as for
+    /// [`extend`](Cache::extend), the state that was reserved for them.
+    ///
+    /// # Errors
+    /// As [`extend`](Cache::extend), and [`Misuse::NotYourPending`]. The pending checkpoint comes
+    /// back with the error.
+    pub fn publish(
         &mut self,
-        sequence: &Sequence,
-        pages: &[u32],
+        lease: &Lease,
+        tokens: &[u32],
         pending: Pending,
     ) -> Result<Published, Rejected> {
-        let allowed = self.check_commit_pages(sequence, pages, &pending);
+        let allowed = self.check_publish(lease, tokens, &pending);
+        let allowed = allowed.and_then(|()| self.check_extend(lease, tokens, &[]));
         let pending = Rejected::unless(allowed, pending)?;
-        self.collect_dropped();
-        let depth = pending.depth;
-        let state = self.encoded(pending);
-        let running = &mut self.sequences[sequence.0.key];
-        let tokens = &running.tokens[..depth];
-        let lease = &mut running.lease;
-        let cache = self.inbox.cache;
-        Ok(publish(
-            &mut self.ledger,
-            cache,
-            lease,
-            tokens,
-            pages,
-            state,
-        ))
+        Ok(self.place_state(lease, tokens, &[], pending))
     }
+}
 
-    fn check_commit_pages(
-        &self,
-        sequence: &Sequence,
-        pages: &[u32],
-        pending: &Pending,
-    ) -> Result<(), Misuse> {
-        self.own(&sequence.0)?;
-        self.check_reserved_by(sequence.0.serial, pending)?;
-        let lease = &self.sequences[sequence.0.key].lease;
-        check_pages(&self.ledger, lease, pending.depth, pages)
-    }
-
-    /// The checkpoint slot that a lease still pins for loading.
-    pub(crate) fn state_of(&self, leased: &Leased) -> Option<u32> {
-        let pin = leased.holdings.checkpoint?;
-        Some(self.ledger.prefixes.pinned_slot(pin))
-    }
-
-    fn leased(&self, lease: &Lease) -> Result<&Leased, Misuse> {
-        self.own(&lease.0)?;
-        Ok(&self.leases[lease.0.key])
+impl Ledger {
+    /// Gives the pages that were not needed back to the engine, and says of which tokens they are.
+    fn hand_back(&mut self, exchanged: Exchanged) -> Range<usize> {
+        let Exchanged {
+            duplicates,
+            replaced,
+        } = exchanged;
+        self.prefixes.kv_mut().hand_back(duplicates);
+        replaced
     }
 }
 
@@ -273,23 +286,27 @@ fn check_length(what: &'static str, given: usize, expected: usize) -> Result<(),
     }
 }
 
-/// A state past the leased one goes on from it, so that was loaded.
-fn check_loaded(leased: &Leased, depth: usize) -> Result<(), Misuse> {
-    if leased.holdings.checkpoint.is_some() && depth > leased.depth {
+/// `tokens` go on from the leased prefix, or end within it. What goes on was computed from the
+/// leased state, so that was loaded.
+fn check_tokens(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {
+    let tree = ledger.prefixes.tree();
+    let node = leased.holdings.node;
+    if node.is_some_and(|node| !tree.agrees(node, tokens)) {
+        let leased = leased.depth;
+        return Err(Misuse::PrefixMismatch { leased });
+    }
+    if leased.holdings.checkpoint.is_some() && tokens.len() > leased.depth {
         return Err(Misuse::NotLoaded);
     }
     Ok(())
 }
 
-fn check_prefix(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {
-    let Some(node) = leased.holdings.node else {
-        return Ok(());
-    };
-    if ledger.prefixes.tree().agrees(node, tokens) {
-        Ok(())
+/// Pages between the lease's depth and `depth`.
+fn new_pages(ledger: &Ledger, leased: &Leased, depth: usize) -> usize {
+    if ledger.prefixes.has_kv() {
+        depth.saturating_sub(leased.depth) / ledger.prefixes.grid().page
     } else {
-        let leased = leased.depth;
-        Err(Misuse::PrefixMismatch { leased })
+        0
     }
 }
 
@@ -299,19 +316,12 @@ fn check_pages(
     depth: usize,
     pages: &[u32],
 ) -> Result<(), Misuse> {
-    if ledger.allocates_kv() {
-        return Err(Misuse::PoolMode(
-            "the cache owns the kv pages: commit a sequence instead",
-        ));
+    let kv = ledger.prefixes.kv();
+    let new = new_pages(ledger, leased, depth);
+    if kv.takes_ids() {
+        check_length("pages", pages.len(), new)?;
     }
-    let new = depth.saturating_sub(leased.depth);
-    let expected = if ledger.prefixes.has_kv() {
-        new / ledger.prefixes.grid().page
-    } else {
-        0
-    };
-    check_length("pages", pages.len(), expected)?;
-    ledger.prefixes.kv().check_adoptable(pages)
+    kv.check_adoptable(new, pages)
 }
 
 fn publish(
@@ -319,7 +329,7 @@ fn publish(
     cache: u64,
     leased: &mut Leased,
     tokens: &[u32],
-    pages: &[u32],
+    (n, pages): (usize, &[u32]),
     state: Encoded,
 ) -> Published {
     let admitted = match ledger.admit(leased, tokens, state) {
@@ -327,22 +337,14 @@ fn publish(
         Err(skip) => {
             return Published {
                 outcome: Commit::Skipped(skip),
-                canonical: pages.to_vec(),
-                duplicates: Vec::new(),
+                replaced: 0..0,
             };
         }
     };
-    let adopted = ledger.prefixes.kv_mut().adopt(pages);
-    let (outcome, duplicates) = ledger.publish(cache, leased, tokens, adopted, admitted);
-    let duplicates = ledger.prefixes.kv_mut().hand_back(duplicates);
-    let mut canonical = match leased.holdings.node {
-        Some(node) => ledger.prefixes.tree().path_pages(node),
-        None => Vec::new(),
-    };
-    canonical.drain(..canonical.len() - pages.len());
+    let adopted = ledger.prefixes.kv_mut().adopt(n, pages);
+    let (outcome, exchanged) = ledger.publish(cache, leased, tokens, adopted, admitted);
     Published {
         outcome: outcome.into(),
-        canonical,
-        duplicates,
+        replaced: ledger.hand_back(exchanged),
     }
 }

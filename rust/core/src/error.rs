@@ -167,8 +167,15 @@ pub enum Misuse {
         /// Depth of the leased prefix.
         leased: usize,
     },
-    /// An operation that this kind of pool does not have.
-    PoolMode(&'static str),
+    /// More pages handed over than the cache has numbers for.
+    TooManyPages {
+        /// Pages handed over.
+        wanted: usize,
+        /// Numbers without a page.
+        free: usize,
+        /// Numbers given up that the engine has not taken.
+        outbox: usize,
+    },
 }
 
 impl fmt::Display for Misuse {
@@ -237,7 +244,16 @@ impl fmt::Display for Misuse {
                     "the tokens do not begin with the {leased} tokens of the leased prefix"
                 )
             }
-            Self::PoolMode(why) => f.write_str(why),
+            Self::TooManyPages {
+                wanted,
+                free,
+                outbox,
+            } => {
+                write!(
+                    f,
+                    "{wanted} kv pages handed over, {free} numbers are free and {outbox} wait for take_freed()"
+                )
+            }
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) enum Event {
         prompt: u64,
         reused: usize,
         claimed: usize,
-        slot: Option<u32>,
+        slot: u32,
     },
     Lease {
         length: usize,
@@ -75,6 +75,12 @@ pub(crate) enum Event {
     /// A pending checkpoint is on its way into the tree.
     Publish {
         pending: u64,
+    },
+    /// Tokens and pages entered the tree without a state. `replaced` as in a store.
+    Extend {
+        owner: u64,
+        depth: usize,
+        replaced: usize,
     },
     /// A checkpoint entered the tree.
     Store {

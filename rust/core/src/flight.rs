@@ -150,7 +150,6 @@ impl<T> Flight<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prefixes::CheckpointId;
     use crate::tree::{NodeId, NodeIdx};
 
     #[test]
@@ -180,13 +179,11 @@ mod tests {
         let step = flight.begin_step();
         assert_eq!(flight.newest_open(), Some(step));
         let write = Write {
-            checkpoint: CheckpointId {
-                node: NodeId {
-                    index: NodeIdx::forged(0),
-                    version: 0,
-                },
-                serial: 7,
+            node: NodeId {
+                index: NodeIdx::forged(0),
+                version: 0,
             },
+            serial: Some(7),
             brought: 0,
             step: Some(step),
             proof: None,
@@ -202,10 +199,8 @@ mod tests {
         let none = flight.end_proof(proof).unwrap();
         assert!(none.is_none(), "no state was stored for it");
         assert_eq!(
-            flight
-                .next_written()
-                .map(|writes| writes[0].checkpoint.serial),
-            Some(7)
+            flight.next_written().map(|writes| writes[0].serial),
+            Some(Some(7))
         );
     }
 }

@@ -5,8 +5,9 @@ use smallvec::SmallVec;
 use crate::cache::Cache;
 use crate::error::{Error, Misuse};
 use crate::event::Event;
-use crate::handle::Sequence;
+use crate::handle::{Lease, Sequence};
 use crate::ledger::{Holdings, Ledger};
+use crate::pool::EngineOwned;
 
 /// How deep the states in a sequence's slots are at least. A slot is loaded or cleared only when its
 /// sequence starts, so its state only goes deeper.
@@ -38,25 +39,14 @@ impl Cache {
     /// on.
     ///
     /// # Errors
-    /// [`Shortage`](crate::Shortage); [`Misuse::PoolMode`] with an external active pool.
+    /// [`Shortage`](crate::Shortage).
     pub fn take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
         self.running(sequence)?;
-        let slot = self.attempt(|cache| cache.try_take_slot(sequence))?;
-        self.ledger.emit(Event::TakeSlot {
-            owner: sequence.0.serial,
-            slot,
-        });
-        Ok(slot)
-    }
-
-    fn try_take_slot(&mut self, sequence: &Sequence) -> Result<u32, Error> {
-        check_internal(&self.ledger)?;
-        let holdings = &mut self.sequences[sequence.0.key].lease.holdings;
-        self.ledger.feasible_slots(holdings.active.len() + 1)?;
-        let slot = self.ledger.active.take()?;
-        let id = slot.id();
-        holdings.active.append(slot.into());
-        Ok(id)
+        let (key, owner) = (sequence.0.key, sequence.0.serial);
+        self.attempt(|cache| {
+            let holdings = &mut cache.sequences[key].lease.holdings;
+            cache.ledger.take_slot(owner, holdings)
+        })
     }
 
     /// Gives a further active slot back: now, or when the steps in flight have retired. That of the
@@ -65,45 +55,79 @@ impl Cache {
     /// # Errors
     /// [`Misuse::NotYourSlot`], [`Misuse::RunningSlot`].
     pub fn give_back_slot(&mut self, sequence: &Sequence, slot: u32) -> Result<(), Misuse> {
-        self.running(sequence)?;
+        if self.running(sequence)?.slot() == slot {
+            return Err(Misuse::RunningSlot { slot });
+        }
         let running = &mut self.sequences[sequence.0.key];
-        let slots = &mut running.lease.holdings.active;
-        let index = slots.ids().position(|it| it == slot);
-        let active = match index {
-            None => return Err(Misuse::NotYourSlot { slot }),
-            Some(0) => return Err(Misuse::RunningSlot { slot }),
-            Some(index) => slots.take_out(index),
-        };
+        let holdings = &mut running.lease.holdings;
+        self.ledger
+            .give_back_slot(sequence.0.serial, holdings, slot)?;
         running.depths.forget(slot);
-        self.ledger.emit(Event::GiveBackSlot {
-            owner: sequence.0.serial,
-            slot,
-        });
-        self.ledger.give_back(Holdings {
+        Ok(())
+    }
+}
+
+/// The same for requests whose pages are the engine's and whose running states are the cache's.
+impl<O: EngineOwned> Cache<O> {
+    /// An active slot for the request of a lease. It goes back with the lease, or earlier.
+    ///
+    /// # Errors
+    /// [`Shortage`](crate::Shortage), [`Misuse::WrongCache`].
+    pub fn take_lease_slot(&mut self, lease: &Lease) -> Result<u32, Error> {
+        self.own(&lease.0)?;
+        self.collect_dropped();
+        let (key, owner) = (lease.0.key, lease.0.serial);
+        self.attempt(|cache| {
+            let holdings = &mut cache.leases[key].holdings;
+            cache.ledger.take_slot(owner, holdings)
+        })
+    }
+
+    /// Gives an active slot back: now, or when the steps in flight have retired.
+    ///
+    /// # Errors
+    /// [`Misuse::NotYourSlot`], [`Misuse::WrongCache`].
+    pub fn give_back_lease_slot(&mut self, lease: &Lease, slot: u32) -> Result<(), Misuse> {
+        self.own(&lease.0)?;
+        self.collect_dropped();
+        let holdings = &mut self.leases[lease.0.key].holdings;
+        self.ledger.give_back_slot(lease.0.serial, holdings, slot)
+    }
+
+    /// The active slots that a lease has taken, the oldest first.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`].
+    pub fn lease_slots(&self, lease: &Lease) -> Result<impl Iterator<Item = u32>, Misuse> {
+        self.own(&lease.0)?;
+        Ok(self.leases[lease.0.key].holdings.active.ids())
+    }
+}
+
+impl Ledger {
+    fn take_slot(&mut self, owner: u64, holdings: &mut Holdings) -> Result<u32, Error> {
+        self.feasible_slots(holdings.active.len() + 1)?;
+        let taken = self.active.take()?;
+        let slot = taken.id();
+        holdings.active.append(taken.into());
+        self.emit(Event::TakeSlot { owner, slot });
+        Ok(slot)
+    }
+
+    fn give_back_slot(
+        &mut self,
+        owner: u64,
+        holdings: &mut Holdings,
+        slot: u32,
+    ) -> Result<(), Misuse> {
+        let index = holdings.active.ids().position(|it| it == slot);
+        let index = index.ok_or(Misuse::NotYourSlot { slot })?;
+        let active = holdings.active.take_out(index);
+        self.emit(Event::GiveBackSlot { owner, slot });
+        self.give_back(Holdings {
             active,
             ..Holdings::default()
         });
         Ok(())
     }
-
-    /// How many slots a start takes from the cache's pool: none of an engine's.
-    pub(crate) fn slots_to_take(&self, wanted: usize) -> Result<usize, Misuse> {
-        match wanted {
-            0 => Err(Misuse::Config(
-                "a sequence has at least 1 active slot, got slots=0".into(),
-            )),
-            1 if self.ledger.active.config().external => Ok(0),
-            1 => Ok(1),
-            _ => check_internal(&self.ledger).map(|()| wanted),
-        }
-    }
-}
-
-fn check_internal(ledger: &Ledger) -> Result<(), Misuse> {
-    if ledger.active.config().external {
-        return Err(Misuse::PoolMode(
-            "the engine allocates active slots: take one there",
-        ));
-    }
-    Ok(())
 }

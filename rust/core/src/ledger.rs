@@ -73,9 +73,14 @@ struct Placed {
     node: NodeIdx,
     /// Depth from which on the tree lacked pages.
     brought: usize,
-    /// Given pages that the tree had already.
-    duplicates: Slots<KvPage>,
-    replaced: Range<usize>,
+    exchanged: Exchanged,
+}
+
+/// Given pages that the tree had already, and the tokens they are of. The tree's hold from now on.
+#[derive(Debug, Default)]
+pub(crate) struct Exchanged {
+    pub(crate) duplicates: Slots<KvPage>,
+    pub(crate) replaced: Range<usize>,
 }
 
 pub(crate) struct Ledger {
@@ -108,14 +113,9 @@ impl Ledger {
         self.serial
     }
 
-    /// Whether the cache hands out pages itself.
-    pub(crate) fn allocates_kv(&self) -> bool {
-        self.prefixes.has_kv() && !self.prefixes.kv().config().external
-    }
-
-    /// Pages that positions `0..tokens` take from the internal pool.
+    /// Pages that positions `0..tokens` take.
     pub(crate) fn pages_for(&self, tokens: usize) -> usize {
-        if self.allocates_kv() {
+        if self.prefixes.has_kv() {
             tokens.div_ceil(self.prefixes.grid().page)
         } else {
             0
@@ -235,16 +235,22 @@ impl Ledger {
         Ok(slot.expect("what eviction frees is usable when it returns"))
     }
 
-    /// What the tree holds of `tokens` past the lease. The lease may not publish there if it is
-    /// older than the last reset, if its prefix turned out invalid, or if it would get pages that
-    /// another request is still writing.
-    fn ahead(&self, lease: &Leased, tokens: &[u32]) -> Result<Ahead, Skip> {
+    /// A lease brings nothing into the tree if it is older than the last reset, or if its prefix
+    /// turned out invalid.
+    fn check_current(&self, lease: &Leased) -> Result<(), Skip> {
         let tree = self.prefixes.tree();
         let node = lease.holdings.node;
         let attached = node.is_none_or(|node| tree.node(node).attached);
         if lease.resets != self.resets || !attached {
             return Err(Skip::Reset);
         }
+        Ok(())
+    }
+
+    /// What the tree holds of `tokens` past the lease, if a state may be stored at their end. It
+    /// may not if it would get pages that another request is still writing.
+    fn ahead(&self, lease: &Leased, tokens: &[u32]) -> Result<Ahead, Skip> {
+        self.check_current(lease)?;
         let ahead = self.prefixes.ahead(self.origin(lease), tokens);
         match (ahead.unproven, ahead.checkpoint) {
             (true, true) => Err(Skip::Duplicate),
@@ -273,7 +279,7 @@ impl Ledger {
     }
 
     /// Publishes tokens, pages and state together. `pages` are those of the positions past the
-    /// lease's depth; returned are those that the tree had already. The lease moves only deeper.
+    /// lease's depth. The lease moves only deeper.
     pub(crate) fn publish(
         &mut self,
         cache: u64,
@@ -281,7 +287,7 @@ impl Ledger {
         tokens: &[u32],
         pages: Slots<KvPage>,
         admitted: Admitted,
-    ) -> (Result<Stored, Skip>, Slots<KvPage>) {
+    ) -> (Result<Stored, Skip>, Exchanged) {
         let Admitted { state, checkpoint } = admitted;
         let ready = state.proven && self.flight.newest_open().is_none();
         let placed = self.place(lease, tokens, pages, ready);
@@ -293,7 +299,47 @@ impl Ledger {
             Ok(self.store(cache, &placed, state, lease.encodings + 1))
         };
         self.deepen(lease, placed.node);
-        (outcome, placed.duplicates)
+        (outcome, placed.exchanged)
+    }
+
+    /// Places tokens past the lease, and their pages, without a state; otherwise as
+    /// [`Ledger::publish`]. The caller has asked [`Ledger::may_extend`].
+    pub(crate) fn extend(
+        &mut self,
+        lease: &mut Leased,
+        tokens: &[u32],
+        pages: Slots<KvPage>,
+    ) -> Exchanged {
+        if tokens.len() <= lease.depth {
+            return Exchanged::default();
+        }
+        let ticket = self.flight.newest_open();
+        let placed = self.place(lease, tokens, pages, ticket.is_none());
+        let Placed { node, brought, .. } = placed;
+        if let Some(ticket) = ticket.filter(|_| brought < tokens.len()) {
+            self.prefixes.pin(node);
+            let write = Write {
+                node: self.prefixes.tree().id(node),
+                serial: None,
+                brought,
+                step: self.flight.writer(),
+                proof: None,
+            };
+            self.flight.writes(ticket, write);
+        }
+        self.deepen(lease, node);
+        placed.exchanged
+    }
+
+    /// Why a lease may not bring `tokens` into the tree: it would get pages that another request is
+    /// still writing.
+    pub(crate) fn may_extend(&self, lease: &Leased, tokens: &[u32]) -> Result<(), Skip> {
+        self.check_current(lease)?;
+        let past = tokens.len() > lease.depth;
+        if past && self.prefixes.ahead(self.origin(lease), tokens).unproven {
+            return Err(Skip::NotReady);
+        }
+        Ok(())
     }
 
     /// Gives back what an owner held: at once, or when no step in flight can touch it any more.
@@ -385,8 +431,7 @@ impl Ledger {
             return Placed {
                 node: self.prefixes.node_at(from, depth),
                 brought: depth,
-                duplicates: Slots::default(),
-                replaced: 0..0,
+                exchanged: Exchanged::default(),
             };
         }
         let mut node = self.prefixes.descend(from, tokens);
@@ -406,13 +451,20 @@ impl Ledger {
         Placed {
             node,
             brought: if has_kv { existing } else { depth },
-            duplicates: pages,
-            replaced,
+            exchanged: Exchanged {
+                duplicates: pages,
+                replaced,
+            },
         }
     }
 
     fn store(&mut self, cache: u64, placed: &Placed, state: Encoded, encodings: u32) -> Stored {
-        let &Placed { node, brought, .. } = placed;
+        let Placed {
+            node,
+            brought,
+            exchanged,
+        } = placed;
+        let (node, brought) = (*node, *brought);
         let slot = state.slot.id();
         let serial = self.next_serial();
         let step = self.flight.writer();
@@ -432,7 +484,8 @@ impl Ledger {
         };
         if let Some(ticket) = ticket {
             let write = Write {
-                checkpoint: id,
+                node: id.node,
+                serial: Some(serial),
                 brought,
                 step,
                 proof,
@@ -440,7 +493,7 @@ impl Ledger {
             self.flight.writes(ticket, write);
         }
         let depth = self.prefixes.tree().node(node).end;
-        let replaced = placed.replaced.clone();
+        let replaced = exchanged.replaced.clone();
         self.emit(Event::Store {
             slot,
             depth,

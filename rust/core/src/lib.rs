@@ -24,7 +24,7 @@
 //!
 //! // The first request finds nothing.
 //! let Started { sequence, begin, .. } = cache.start(&model, &prompt, StartOptions::default())?;
-//! assert_eq!(begin, Begin::Clear { dst: Some(1) }); // zero row 1 of the active pool, then:
+//! assert_eq!(begin, Begin::Clear { dst: 1 }); // zero row 1 of the active pool, then:
 //! cache.loaded(&sequence)?;
 //!
 //! // Prefill up to the deepest depth at which a checkpoint may stand, and offer the state.
@@ -38,7 +38,7 @@
 //!
 //! // The second begins where the checkpoint ends and shares its pages.
 //! let Started { matched, begin, .. } = cache.start(&model, &prompt, StartOptions::default())?;
-//! assert_eq!((matched.length, begin), (192, Begin::Load { src: 1, dst: Some(1) }));
+//! assert_eq!((matched.length, begin), (192, Begin::Load { src: 1, dst: 1 }));
 //! # Ok(())
 //! # }
 //! ```
@@ -100,6 +100,7 @@ mod event;
 mod flight;
 mod further;
 mod handle;
+mod lease;
 mod ledger;
 mod lookup;
 mod namespace;
@@ -114,13 +115,15 @@ mod tree;
 pub use audit::{Report, Rule, Violation};
 pub use cache::{Cache, Config, Outcome, Unproven};
 pub use checkpoint::{Commit, Rejected, Reservation, Skip, Stored};
-pub use engine::Published;
+pub use engine::{Extended, Published};
 pub use error::{Error, Misuse, OutOfSlots, Shortage};
 pub use handle::{Lease, Pending, Sequence, Step, StepId};
 pub use lookup::{Match, Reason};
 pub use namespace::Namespace;
 pub use pieces::Piece;
-pub use pool::{PoolConfig, PoolKind, Usage};
+pub use pool::{
+    EngineOwned, EnginePages, LogicalPages, OwnPages, PageOwner, PoolConfig, PoolKind, Usage,
+};
 pub use prefixes::Freed;
 pub use sequence::{Begin, SequenceView, StartOptions, StartRequest, Started};
 pub use stats::{Bytes, Evictions, Misses, Skips, Stats};

@@ -87,7 +87,7 @@ mod tests {
     }
 
     fn store(cache: &mut Cache, sequence: &Sequence, depth: usize) {
-        let slot = cache.view(sequence).unwrap().slot().unwrap();
+        let slot = cache.view(sequence).unwrap().slot();
         let reserved = cache.reserve_checkpoint(sequence, depth, slot).unwrap();
         let Reservation::Pending(pending) = reserved else {
             panic!("{reserved:?}")

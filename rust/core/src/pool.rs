@@ -6,6 +6,7 @@ mod slots;
 mod tests;
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use ids::IdSet;
 use slots::Run;
@@ -62,6 +63,17 @@ pub trait Tag: sealed::Sealed {
 
 mod sealed {
     pub trait Sealed {}
+
+    pub trait Owner {
+        const OWNER: Allocates;
+    }
+
+    /// The page owners as a value.
+    pub enum Allocates {
+        OwnPages,
+        EnginePages,
+        LogicalPages,
+    }
 }
 
 /// Names the KV page pool.
@@ -84,33 +96,73 @@ macro_rules! tags {
 }
 tags!(KvPage is Kv, ActiveState is Active, CachedState is Checkpoint);
 
-/// Size and ownership of one pool.
+/// Who allocates the KV pages of a cache: its type parameter.
+pub trait PageOwner: sealed::Owner + fmt::Debug + Copy + Eq {}
+
+/// The cache allocates the pages and hands them to sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolConfig {
+pub enum OwnPages {}
+/// The engine allocates the pages. The cache takes over those that it is to keep, under the
+/// engine's ids, and lists each once when it gives it up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EnginePages {}
+/// The engine allocates the pages, and the cache never sees their ids. It numbers those that it is
+/// to keep; the engine maps the numbers to pages, on its device if it likes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogicalPages {}
+
+/// An owner of pages that is not the cache.
+pub trait EngineOwned: PageOwner {}
+
+macro_rules! owners {
+    ($($owner:ident),*) => {$(
+        impl sealed::Owner for $owner {
+            const OWNER: sealed::Allocates = sealed::Allocates::$owner;
+        }
+        impl PageOwner for $owner {}
+    )*};
+}
+owners!(OwnPages, EnginePages, LogicalPages);
+impl EngineOwned for EnginePages {}
+impl EngineOwned for LogicalPages {}
+
+/// Size of one pool. The type parameter says who allocates its slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolConfig<O = OwnPages> {
     /// Usable slots; their ids are `1..=capacity`, row 0 is the padding sink.
     pub capacity: u32,
-    /// The engine allocates; the cache only adopts and hands back.
-    pub external: bool,
     /// Bytes of one slot, for statistics; 0 when unknown.
     pub unit_bytes: u64,
+    owner: PhantomData<O>,
 }
 
 impl PoolConfig {
-    /// A pool the cache allocates from.
+    /// A pool that the cache allocates from.
     pub fn internal(capacity: u32) -> Self {
-        Self {
-            capacity,
-            external: false,
-            unit_bytes: 0,
-        }
+        Self::of(capacity)
     }
+}
 
-    /// A pool the engine allocates from, with ids `1..=capacity`.
-    pub fn external(capacity: u32) -> Self {
+impl PoolConfig<EnginePages> {
+    /// KV pages that the engine allocates, with ids `1..=capacity`.
+    pub fn engine(capacity: u32) -> Self {
+        Self::of(capacity)
+    }
+}
+
+impl PoolConfig<LogicalPages> {
+    /// KV pages that the engine allocates, `capacity` in all, and that the cache numbers.
+    pub fn logical(capacity: u32) -> Self {
+        Self::of(capacity)
+    }
+}
+
+impl<O> PoolConfig<O> {
+    fn of(capacity: u32) -> Self {
         Self {
             capacity,
-            external: true,
             unit_bytes: 0,
+            owner: PhantomData,
         }
     }
 
@@ -118,14 +170,20 @@ impl PoolConfig {
     pub fn bytes(self, unit_bytes: u64) -> Self {
         Self { unit_bytes, ..self }
     }
+
+    /// The same numbers, for code to which it is all one who allocates.
+    pub(crate) fn sizes(self) -> PoolConfig {
+        PoolConfig::of(self.capacity).bytes(self.unit_bytes)
+    }
 }
 
-/// How many slots are where. For an internal pool the five add up to the capacity.
+/// How many slots are where. Unless the engine allocates, all but the outbox of [`OwnPages`] (which
+/// is empty) add up to the capacity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// All slots.
     pub capacity: usize,
-    /// Ready to be taken; for an external pool always 0, the engine knows.
+    /// Ready to be taken. Always 0 for [`EnginePages`]: the engine knows.
     pub free: usize,
     /// With sequences and pending checkpoints.
     pub held: usize,
@@ -135,28 +193,81 @@ pub struct Usage {
     pub pinned: usize,
     /// Given back, waiting for steps in flight.
     pub retiring: usize,
-    /// Freed and not yet taken by the engine (external pools).
+    /// Given up and not yet taken by the engine.
     pub outbox: usize,
 }
 
-/// Which ids are at hand. Bookkeeping grows with use, so a capacity costs nothing: it takes a bit
-/// for each id up to the highest that was given back, or adopted.
+/// Ids that the pool hands out, the lowest first. Bookkeeping grows with use, so a capacity costs
+/// nothing: it takes a bit for each id up to the highest that was given back, or adopted.
+#[derive(Debug)]
+struct Numbers {
+    /// Given back, none above `used`.
+    free: IdSet,
+    /// The highest id ever handed out, 0 at first.
+    used: u32,
+}
+
+/// Which ids are at hand.
 #[derive(Debug)]
 enum Ids<P> {
-    /// The pool allocates: the lowest free id first.
-    Internal {
-        /// Given back, none above `used`.
-        free: IdSet,
-        /// The highest id ever handed out, 0 at first.
-        used: u32,
-    },
+    /// The pool allocates.
+    Own(Numbers),
+    /// The pool numbers what the engine allocates. A number is free again once the engine has taken
+    /// it from the outbox, and so knows that it maps to nothing.
+    Logical { numbers: Numbers, outbox: Slots<P> },
     /// The engine allocates.
-    External {
+    Engine {
         /// Taken over from the engine and not yet back, those in the outbox included.
         adopted: IdSet,
-        /// Freed by the tree, not yet taken by the engine.
+        /// Given up by the tree, not yet taken by the engine.
         outbox: Slots<P>,
     },
+}
+
+impl<P> Ids<P> {
+    fn new<O: PageOwner>() -> Self {
+        let numbers = Numbers {
+            free: IdSet::new(),
+            used: 0,
+        };
+        let outbox = Slots::default();
+        match O::OWNER {
+            sealed::Allocates::OwnPages => Self::Own(numbers),
+            sealed::Allocates::LogicalPages => Self::Logical { numbers, outbox },
+            sealed::Allocates::EnginePages => Self::Engine {
+                adopted: IdSet::new(),
+                outbox,
+            },
+        }
+    }
+
+    fn numbers(&self) -> Option<&Numbers> {
+        match self {
+            Self::Own(numbers) | Self::Logical { numbers, .. } => Some(numbers),
+            Self::Engine { .. } => None,
+        }
+    }
+
+    fn numbers_mut(&mut self) -> Option<&mut Numbers> {
+        match self {
+            Self::Own(numbers) | Self::Logical { numbers, .. } => Some(numbers),
+            Self::Engine { .. } => None,
+        }
+    }
+
+    fn outbox(&self) -> Option<&Slots<P>> {
+        match self {
+            Self::Own(_) => None,
+            Self::Logical { outbox, .. } | Self::Engine { outbox, .. } => Some(outbox),
+        }
+    }
+
+    fn outbox_mut(&mut self) -> Option<&mut Slots<P>> {
+        match self {
+            Self::Own(_) => None,
+            Self::Logical { outbox, .. } | Self::Engine { outbox, .. } => Some(outbox),
+        }
+    }
 }
 
 /// A pool of slots with O(1) counters. It hands out ids and takes them back. It knows how many
@@ -170,27 +281,12 @@ pub struct Pool<P> {
 
 impl<P: Tag> Pool<P> {
     /// A pool with every slot free, or with the engine.
-    pub fn new(config: PoolConfig) -> Self {
+    pub fn new<O: PageOwner>(config: PoolConfig<O>) -> Self {
+        let ids = Ids::new::<O>();
         let capacity = config.capacity as usize;
-        let (free, ids) = if config.external {
-            (
-                0,
-                Ids::External {
-                    adopted: IdSet::new(),
-                    outbox: Slots::default(),
-                },
-            )
-        } else {
-            (
-                capacity,
-                Ids::Internal {
-                    free: IdSet::new(),
-                    used: 0,
-                },
-            )
-        };
+        let free = if ids.numbers().is_some() { capacity } else { 0 };
         Self {
-            config,
+            config: config.sizes(),
             counts: Usage {
                 capacity,
                 free,
@@ -200,7 +296,7 @@ impl<P: Tag> Pool<P> {
         }
     }
 
-    /// How the pool was made.
+    /// Its size.
     pub fn config(&self) -> PoolConfig {
         self.config
     }
@@ -320,8 +416,25 @@ impl<P: Tag> Pool<P> {
         self.counts.evictable += n;
     }
 
-    /// Checks that the engine may hand over each of `ids`.
-    pub(crate) fn check_adoptable(&self, ids: &[u32]) -> Result<(), Misuse> {
+    /// Whether the engine names the pages that it hands over.
+    pub(crate) fn takes_ids(&self) -> bool {
+        matches!(self.ids, Ids::Engine { .. })
+    }
+
+    /// Checks that the engine may hand over `n` pages, of which it names `ids`.
+    pub(crate) fn check_adoptable(&self, n: usize, ids: &[u32]) -> Result<(), Misuse> {
+        if !self.takes_ids() {
+            let Usage { free, outbox, .. } = self.counts;
+            return if n <= free {
+                Ok(())
+            } else {
+                Err(Misuse::TooManyPages {
+                    wanted: n,
+                    free,
+                    outbox,
+                })
+            };
+        }
         let mut sorted = ids.to_vec();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -343,18 +456,17 @@ impl<P: Tag> Pool<P> {
         }
     }
 
-    /// Takes over pages of the engine, which `check_adoptable` has seen; they are then held.
-    pub(crate) fn adopt(&mut self, ids: &[u32]) -> Slots<P> {
+    /// Takes over `n` pages of the engine, which `check_adoptable` has seen; they are then held.
+    pub(crate) fn adopt(&mut self, n: usize, ids: &[u32]) -> Slots<P> {
+        let Ids::Engine { adopted, .. } = &mut self.ids else {
+            let numbered = self.take_many(n);
+            return numbered.expect("there are numbers for all pages of the engine");
+        };
         let mut slots = Slots::default();
-        ids.iter().for_each(|&id| {
-            slots.push(Run {
-                first: id,
-                count: 1,
-            })
-        });
+        ids.iter().for_each(|&id| slots.push(Run::of(id)));
         for &run in slots.runs() {
             assert!(
-                self.adopted().insert(run),
+                adopted.insert(run),
                 "a slot has exactly one owner: {} {run:?} was adopted before",
                 P::KIND
             );
@@ -365,19 +477,20 @@ impl<P: Tag> Pool<P> {
 
     /// Returns pages that were adopted a moment ago, and turned out not to be needed, to the
     /// engine.
-    pub(crate) fn hand_back(&mut self, slots: Slots<P>) -> Vec<u32> {
+    pub(crate) fn hand_back(&mut self, slots: Slots<P>) {
         self.counts.held -= slots.len();
-        self.disown(slots)
+        self.give_up(&slots);
     }
 
-    /// What eviction has freed for the engine since the last call, each id once.
-    pub(crate) fn take_outbox(&mut self) -> Vec<u32> {
-        let Ids::External { outbox, .. } = &mut self.ids else {
-            return Vec::new();
+    /// What the tree has given up since the last call, each id once.
+    pub(crate) fn take_outbox(&mut self) -> Slots<P> {
+        let Some(outbox) = self.ids.outbox_mut() else {
+            return Slots::default();
         };
         let freed = std::mem::take(outbox);
         self.counts.outbox = 0;
-        self.disown(freed)
+        self.give_up(&freed);
+        freed
     }
 
     /// Whether `id` names a usable row.
@@ -385,57 +498,44 @@ impl<P: Tag> Pool<P> {
         (1..=self.config.capacity).contains(&id)
     }
 
-    /// Whether an id is the cache's: of an external pool, one that the engine has handed over and
-    /// not got back.
+    /// Whether an id is the cache's: of the engine's pages, one that it has handed over and not got
+    /// back.
     pub(crate) fn owns(&self, id: u32) -> bool {
         match &self.ids {
-            Ids::Internal { .. } => self.in_range(id),
-            Ids::External { adopted, .. } => adopted.contains(id),
+            Ids::Engine { adopted, .. } => adopted.contains(id),
+            Ids::Own(_) | Ids::Logical { .. } => self.in_range(id),
         }
     }
 
-    /// The highest id ever handed out; 0 for an external pool. All above it are as they were at
-    /// first.
-    pub(crate) fn used(&self) -> u32 {
-        if let Ids::Internal { used, .. } = self.ids {
-            used
-        } else {
-            0
+    /// Ids that have an owner, or are in the free list. All others are as they were at first.
+    pub(crate) fn known_ids(&self) -> Vec<u32> {
+        match &self.ids {
+            Ids::Engine { adopted, .. } => adopted.iter().collect(),
+            Ids::Own(numbers) | Ids::Logical { numbers, .. } => (1..=numbers.used).collect(),
         }
+    }
+
+    /// How many ids were never handed out. The engine knows of its own.
+    pub(crate) fn untouched(&self) -> usize {
+        let untouched = |numbers: &Numbers| (self.config.capacity - numbers.used) as usize;
+        self.ids.numbers().map_or(0, untouched)
     }
 
     /// Ids given back.
     pub(crate) fn free_ids(&self) -> Vec<u32> {
-        if let Ids::Internal { free, .. } = &self.ids {
-            free.iter().collect()
-        } else {
-            Vec::new()
-        }
-    }
-
-    /// Ids taken over from the engine.
-    pub(crate) fn adopted_ids(&self) -> Vec<u32> {
-        if let Ids::External { adopted, .. } = &self.ids {
-            adopted.iter().collect()
-        } else {
-            Vec::new()
-        }
+        let numbers = self.ids.numbers();
+        numbers.map_or_else(Vec::new, |numbers| numbers.free.iter().collect())
     }
 
     /// Ids that wait for the engine to take them.
     pub(crate) fn outbox_ids(&self) -> Vec<u32> {
-        if let Ids::External { outbox, .. } = &self.ids {
-            outbox.ids().collect()
-        } else {
-            Vec::new()
-        }
+        let outbox = self.ids.outbox();
+        outbox.map_or_else(Vec::new, |outbox| outbox.ids().collect())
     }
 
     /// The lowest free ids that follow each other, at most `most`.
     fn pop(&mut self, most: usize) -> Option<Run> {
-        let Ids::Internal { free, used } = &mut self.ids else {
-            return None;
-        };
+        let Numbers { free, used } = self.ids.numbers_mut()?;
         if let Some(run) = free.pop(most) {
             return Some(run);
         }
@@ -452,41 +552,34 @@ impl<P: Tag> Pool<P> {
         if seeded(Fault::LostSlot) {
             return;
         }
-        match &mut self.ids {
-            Ids::External { outbox, .. } => {
+        match self.ids.outbox_mut() {
+            None => self.give_up(&slots),
+            Some(outbox) => {
                 self.counts.outbox += slots.len();
                 outbox.append(slots);
             }
-            Ids::Internal { free, used } => {
-                self.counts.free += slots.len();
-                for &run in slots.runs() {
-                    let was_out = run.last() <= *used && free.insert(run);
-                    assert!(
-                        was_out,
-                        "a slot has exactly one owner: {} {run:?} is freed twice",
-                        P::KIND
-                    );
-                }
-            }
         }
     }
 
-    fn adopted(&mut self) -> &mut IdSet {
-        let Ids::External { adopted, .. } = &mut self.ids else {
-            unreachable!("an internal pool adopts nothing")
-        };
-        adopted
-    }
-
-    /// The ids are the engine's again.
-    fn disown(&mut self, slots: Slots<P>) -> Vec<u32> {
+    /// The ids are free to be used for something else, here or in the engine.
+    fn give_up(&mut self, slots: &Slots<P>) {
         for &run in slots.runs() {
+            let was_out = match &mut self.ids {
+                Ids::Engine { adopted, .. } => adopted.remove(run),
+                Ids::Own(Numbers { free, used })
+                | Ids::Logical {
+                    numbers: Numbers { free, used },
+                    ..
+                } => run.last() <= *used && free.insert(run),
+            };
             assert!(
-                self.adopted().remove(run),
-                "a slot has exactly one owner: {} {run:?} was not adopted",
+                was_out,
+                "a slot has exactly one owner: {} {run:?} is freed twice",
                 P::KIND
             );
         }
-        slots.ids().collect()
+        if self.ids.numbers().is_some() {
+            self.counts.free += slots.len();
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::checkpoint::{Cached, Listed};
 use crate::event::{Event, Events};
 use crate::namespace::Namespace;
 use crate::policy::Policy;
-use crate::pool::{CachedState, KvPage, Pool, PoolConfig, Slot, Slots};
+use crate::pool::{CachedState, KvPage, Pool, Slot, Slots};
 use crate::tree::{Grid, Node, NodeId, NodeIdx, Tree};
 
 /// What an eviction really freed, in all pools.
@@ -40,16 +40,26 @@ pub(crate) struct CheckpointId {
     pub(crate) serial: u64,
 }
 
-/// A checkpoint that is not ready yet. Pins it, and its node.
+/// What is in the tree and not ready yet: a checkpoint, pages, or both. Pins its node, and the
+/// checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Write {
-    pub(crate) checkpoint: CheckpointId,
+    pub(crate) node: NodeId,
+    /// Serial of the checkpoint; none where only pages came.
+    pub(crate) serial: Option<u64>,
     /// Depth from which on the tree's pages came with it.
     pub(crate) brought: usize,
     /// The step that writes it.
     pub(crate) step: Option<u64>,
     /// The ticket of the proof that it is finite.
     pub(crate) proof: Option<u64>,
+}
+
+impl Write {
+    pub(crate) fn checkpoint(&self) -> Option<CheckpointId> {
+        let node = self.node;
+        self.serial.map(|serial| CheckpointId { node, serial })
+    }
 }
 
 /// Where a state that is to be stored comes from.
@@ -91,14 +101,14 @@ pub(crate) struct Prefixes {
 impl Prefixes {
     pub(crate) fn new(
         grid: Grid,
-        kv: PoolConfig,
-        checkpoints: PoolConfig,
+        kv: Pool<KvPage>,
+        checkpoints: Pool<CachedState>,
         policy: Box<dyn Policy>,
     ) -> Self {
         Self {
             tree: Tree::new(grid),
-            kv: Pool::new(kv),
-            checkpoints: Pool::new(checkpoints),
+            kv,
+            checkpoints,
             anchors: policy.wants_anchors(),
             policy,
             clock: 0,
@@ -279,14 +289,17 @@ impl Prefixes {
     /// A checkpoint is written and known to be finite: it can be hit, and other requests may share
     /// the pages that came with it, unless it was withdrawn meanwhile.
     pub(crate) fn written(&mut self, write: Write) {
-        let CheckpointId { node, serial } = write.checkpoint;
-        let at = self.tree.node_mut(node.index);
-        if let Some(checkpoint) = at.checkpoint.as_mut().filter(|it| it.serial == serial) {
+        let index = write.node.index;
+        let at = self.tree.node_mut(index);
+        let checkpoint = at.checkpoint.as_mut();
+        if let Some(checkpoint) = checkpoint.filter(|it| Some(it.serial) == write.serial) {
             checkpoint.ready = true;
         }
-        self.prove(node.index, write.brought);
-        self.unpin_checkpoint(write.checkpoint);
-        self.unpin(node.index);
+        self.prove(index, write.brought);
+        if let Some(checkpoint) = write.checkpoint() {
+            self.unpin_checkpoint(checkpoint);
+        }
+        self.unpin(index);
     }
 
     /// The pages of a path past `depth` may be shared from now on; splits within them that nothing
@@ -309,34 +322,43 @@ impl Prefixes {
         }
     }
 
-    /// Hides a checkpoint that is not finite, the pages from depth `brought` on, which came with
-    /// it, and all checkpoints that stand on those pages. Returns how many checkpoints that were:
-    /// none if this one is gone already.
-    pub(crate) fn invalidate(&mut self, checkpoint: CheckpointId, brought: usize) -> u64 {
-        let CheckpointId { node: id, serial } = checkpoint;
-        let Some(node) = self.tree.get(id) else {
-            return 0;
-        };
-        if node
-            .checkpoint
-            .as_ref()
-            .is_none_or(|it| it.serial != serial)
-        {
-            return 0;
+    /// Withdraws what was to be written.
+    pub(crate) fn withdraw(&mut self, write: Write) {
+        match write.checkpoint() {
+            Some(checkpoint) => self.invalidate(checkpoint, write.brought),
+            // Pins keep the node, but another write may have hidden it.
+            None if self.tree.node(write.node.index).attached => {
+                self.hide(write.node.index, write.brought);
+            }
+            None => {}
         }
-        let mut suspects = vec![id.index];
-        if brought < node.end {
-            let top = self.tree.climb(id.index, brought + 1);
+    }
+
+    /// Withdraws a checkpoint that is not finite, if it is still there, with the pages from depth
+    /// `brought` on, which came with it.
+    pub(crate) fn invalidate(&mut self, checkpoint: CheckpointId, brought: usize) {
+        let CheckpointId { node: id, serial } = checkpoint;
+        let stored = self.tree.get(id).and_then(|node| node.checkpoint.as_ref());
+        if stored.is_some_and(|it| it.serial == serial) {
+            self.emit(Event::Invalidate { serial });
+            self.hide(id.index, brought);
+        }
+    }
+
+    /// Hides the checkpoint of a node, the pages of its path from depth `brought` on, and all
+    /// checkpoints that stand on those pages.
+    fn hide(&mut self, index: NodeIdx, brought: usize) {
+        let mut suspects = vec![index];
+        if brought < self.tree.node(index).end {
+            let top = self.tree.climb(index, brought + 1);
             if self.tree.node(top).start() < brought {
                 // Pages that came before were joined with these.
                 self.split(top, brought);
             }
             suspects = self.tree.detach(top);
         }
-        self.emit(Event::Invalidate { serial });
         let states = self.evict_all(suspects).0;
         self.emit(Event::Invalid { states });
-        states
     }
 
     /// Evicts the checkpoints of `nodes`, the oldest store first, so that the order does not depend

@@ -65,15 +65,15 @@ impl Default for StartOptions {
 pub enum Begin {
     /// The prompt starts from nothing: clear the slot.
     Clear {
-        /// Active slot; `None` with an external active pool.
-        dst: Option<u32>,
+        /// Active slot.
+        dst: u32,
     },
     /// The prompt continues a checkpoint: decode it into the slot.
     Load {
         /// Checkpoint slot.
         src: u32,
-        /// Active slot; `None` with an external active pool.
-        dst: Option<u32>,
+        /// Active slot.
+        dst: u32,
     },
 }
 
@@ -96,9 +96,9 @@ pub struct SequenceView<'a> {
 }
 
 impl<'a> SequenceView<'a> {
-    /// The slot of the running state; `None` with an external active pool.
-    pub fn slot(self) -> Option<u32> {
-        self.slots().next()
+    /// The slot of the running state.
+    pub fn slot(self) -> u32 {
+        self.running.slot()
     }
 
     /// All active slots, that of the running state first.
@@ -131,8 +131,7 @@ impl<'a> SequenceView<'a> {
         self.running.lease.depth
     }
 
-    /// Page ids of positions `0..claimed`, shared ones first. With an external KV pool only the
-    /// shared ones.
+    /// Page ids of positions `0..claimed`, shared ones first.
     pub fn pages(self) -> Vec<u32> {
         let holdings = &self.running.lease.holdings;
         let mut pages = holdings.node.map_or_else(Vec::new, |node| {
@@ -144,6 +143,11 @@ impl<'a> SequenceView<'a> {
 }
 
 impl Running {
+    pub(crate) fn slot(&self) -> u32 {
+        let mut slots = self.lease.holdings.active.ids();
+        slots.next().expect("a sequence has the slot of its state")
+    }
+
     /// Private pages that a deeper lease at `depth` takes over or replaces.
     fn pages_to(&mut self, depth: usize, page: usize) -> Slots<KvPage> {
         let pages = &mut self.lease.holdings.pages;
@@ -167,13 +171,8 @@ impl Running {
             let end = self.written();
             return Err(Misuse::DepthPastEnd { depth, end });
         }
-        let known = if ledger.active.config().external {
-            ledger.active.in_range(source)
-        } else {
-            let mut slots = self.lease.holdings.active.ids();
-            slots.any(|slot| slot == source)
-        };
-        if !known {
+        let mut slots = self.lease.holdings.active.ids();
+        if !slots.any(|slot| slot == source) {
             return Err(Misuse::NotYourSlot { slot: source });
         }
         if !self.loaded {
@@ -211,8 +210,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Shortage`](crate::Shortage) when a pool is short: nothing was evicted or refreshed.
-    /// [`Misuse::EmptyPrompt`]; [`Misuse::Config`] for 0 slots; [`Misuse::PoolMode`] for further
-    /// slots of an external active pool.
+    /// [`Misuse::EmptyPrompt`]; [`Misuse::Config`] for 0 slots.
     pub fn start<'a>(
         &mut self,
         namespace: &Namespace,
@@ -233,7 +231,11 @@ impl Cache {
         if options.no_read {
             reusable = Reusable::NOTHING;
         }
-        let slots = self.slots_to_take(options.slots)?;
+        let slots = options.slots;
+        if slots == 0 {
+            let why = "a sequence has at least 1 active slot, got slots=0";
+            return Err(Misuse::Config(why.into()).into());
+        }
         let reserve = options.reserve.unwrap_or(tokens.len());
         self.ledger.feasible(reserve.max(tokens.len()))?;
         self.ledger.feasible_slots(slots)?;
@@ -389,8 +391,7 @@ impl Cache {
     /// tokens. Evicts if needed. Storing is optional work: want of room is not an error.
     ///
     /// A state only goes deeper, so `depth` is at least what the sequence reused, and at least what
-    /// was reserved from this slot before, whatever became of that. Of an engine's own slots only
-    /// the former is known.
+    /// was reserved from this slot before, whatever became of that.
     ///
     /// # Errors
     /// [`Misuse::Unaligned`], [`Misuse::DepthPastEnd`], [`Misuse::NotYourSlot`],
@@ -401,12 +402,10 @@ impl Cache {
         depth: usize,
         source: u32,
     ) -> Result<Reservation, Misuse> {
-        self.can_checkpoint(sequence, depth, source)?;
-        self.collect_dropped();
+        self.running(sequence)?;
+        self.sequences[sequence.0.key].check_source(&self.ledger, depth, source)?;
         let running = &mut self.sequences[sequence.0.key];
-        if !self.ledger.active.config().external {
-            running.depths.reach(source, depth);
-        }
+        running.depths.reach(source, depth);
         let slot = if running.no_store {
             self.ledger.emit(Event::Skip(Skip::NoStore));
             Err(Skip::NoStore)
@@ -417,19 +416,34 @@ impl Cache {
         Ok(self.pend(sequence.0.serial, depth, slot))
     }
 
-    /// Asks whether [`Cache::reserve_checkpoint`] is allowed, before anything is evicted for it:
-    /// for callers that reserve several checkpoints or none.
+    /// [`Cache::reserve_checkpoint`] for several states: sequence, depth and source of each. If a
+    /// rule is broken none is reserved and nothing is evicted.
     ///
     /// # Errors
-    /// As [`Cache::reserve_checkpoint`].
-    pub fn can_checkpoint(
-        &self,
-        sequence: &Sequence,
-        depth: usize,
-        source: u32,
-    ) -> Result<(), Misuse> {
-        self.own(&sequence.0)?;
-        self.sequences[sequence.0.key].check_source(&self.ledger, depth, source)
+    /// As [`Cache::reserve_checkpoint`]; [`Misuse::DepthPassed`] also for a slot that is named with
+    /// two depths.
+    pub fn reserve_checkpoints(
+        &mut self,
+        states: &[(&Sequence, usize, u32)],
+    ) -> Result<Vec<Reservation>, Misuse> {
+        let mut depths = Depths::default();
+        for &(sequence, depth, slot) in states {
+            self.own(&sequence.0)?;
+            self.sequences[sequence.0.key].check_source(&self.ledger, depth, slot)?;
+            let other = depths.reached(slot).unwrap_or(depth);
+            if other != depth {
+                return Err(Misuse::DepthPassed {
+                    depth: depth.min(other),
+                    slot,
+                    reached: depth.max(other),
+                });
+            }
+            depths.reach(slot, depth);
+        }
+        let reserve = |&(sequence, depth, source): &(&Sequence, usize, u32)| {
+            self.reserve_checkpoint(sequence, depth, source)
+        };
+        states.iter().map(reserve).collect()
     }
 
     /// Publishes tokens, pages and state together, or nothing.
@@ -439,10 +453,11 @@ impl Cache {
     /// empty or the result is [`Skip::Duplicate`].
     ///
     /// # Errors
-    /// [`Misuse::NotYourPending`]; [`Misuse::PoolMode`] with an external KV pool, see
-    /// [`Cache::commit_pages`]. The pending checkpoint comes back with the error.
+    /// [`Misuse::NotYourPending`], [`Misuse::WrongCache`]. The pending checkpoint comes back with
+    /// the error.
     pub fn commit(&mut self, sequence: &Sequence, pending: Pending) -> Result<Commit, Rejected> {
-        let allowed = self.check_commit(sequence, &pending);
+        let allowed = self.own(&sequence.0);
+        let allowed = allowed.and_then(|()| self.check_reserved_by(sequence.0.serial, &pending));
         let pending = Rejected::unless(allowed, pending)?;
         self.collect_dropped();
         let depth = pending.depth;
@@ -457,22 +472,12 @@ impl Cache {
         let tokens = &running.tokens[..depth];
         let lease = &mut running.lease;
         let cache = self.inbox.cache;
-        let (outcome, duplicates) = self.ledger.publish(cache, lease, tokens, pages, admitted);
+        let (outcome, exchanged) = self.ledger.publish(cache, lease, tokens, pages, admitted);
         self.ledger.give_back(Holdings {
-            pages: duplicates,
+            pages: exchanged.duplicates,
             ..Holdings::default()
         });
         Ok(outcome.into())
-    }
-
-    fn check_commit(&self, sequence: &Sequence, pending: &Pending) -> Result<(), Misuse> {
-        self.own(&sequence.0)?;
-        if self.ledger.prefixes.has_kv() && !self.ledger.allocates_kv() {
-            return Err(Misuse::PoolMode(
-                "the engine owns the kv pages: commit_pages names them",
-            ));
-        }
-        self.check_reserved_by(sequence.0.serial, pending)
     }
 
     /// Ends a request. Gives back its slots, private pages and pins: now, or when the steps in
@@ -507,7 +512,7 @@ impl Cache {
     }
 
     fn admit(&mut self, running: Running, matched: Match) -> Started {
-        let dst = running.lease.holdings.active.ids().next();
+        let dst = running.slot();
         self.ledger.emit(Event::Start {
             prompt: tail(&running.tokens),
             reused: running.reused,

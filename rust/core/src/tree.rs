@@ -221,10 +221,24 @@ impl Tree {
 
     /// Page ids of the path to `at`, from the prompt's start.
     pub(crate) fn path_pages(&self, at: NodeIdx) -> Vec<u32> {
-        let path: Vec<NodeIdx> = self.path(at).collect();
-        let mut ids = Vec::with_capacity(self.node(at).end / self.grid.page);
+        self.pages_past(at, 0)
+    }
+
+    /// The pages of a node's path past `depth`, a multiple of the page size.
+    pub(crate) fn pages_past(&self, at: NodeIdx, depth: usize) -> Vec<u32> {
+        let past = |&index: &NodeIdx| self.node(index).end > depth;
+        let path: Vec<NodeIdx> = self.path(at).take_while(past).collect();
+        let tokens = self.node(at).end.saturating_sub(depth);
+        let mut ids = Vec::with_capacity(tokens / self.grid.page);
         for &index in path.iter().rev() {
             self.node(index).pages.write_ids(&mut ids);
+        }
+        // The highest of these nodes may begin before `depth`.
+        if let Some(&top) = path.last() {
+            let shared = depth.saturating_sub(self.node(top).start());
+            if !ids.is_empty() {
+                ids.drain(..shared / self.grid.page);
+            }
         }
         ids
     }

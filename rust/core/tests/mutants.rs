@@ -67,14 +67,20 @@ fn handles_of_another_cache_are_refused_even_where_they_only_end() {
 
 #[test]
 fn the_digest_knows_which_slot_a_request_got() {
-    let (mut internal, mut external) = (
-        cache(PoolConfig::internal(1)),
-        cache(PoolConfig::external(1)),
-    );
-    let (one, two) = (start(&mut internal), start(&mut external));
-    assert_eq!(
-        internal.view(&one).unwrap().tokens(),
-        external.view(&two).unwrap().tokens()
-    );
-    assert_ne!(internal.digest(), external.digest(), "slot 1 and none");
+    let mut ranks = [(); 2].map(|()| cache(PoolConfig::internal(2)));
+    let [mut one, mut other] = ranks.each_mut().map(|rank| {
+        let first = start(rank);
+        (first, start(rank))
+    });
+    // Both give back a slot and start again; only the slot differs.
+    ranks[0].finish(one.0).unwrap();
+    ranks[1].finish(other.1).unwrap();
+    one.0 = start(&mut ranks[0]);
+    other.1 = start(&mut ranks[1]);
+    let slots = [
+        ranks[0].view(&one.0).unwrap().slot(),
+        ranks[1].view(&other.1).unwrap().slot(),
+    ];
+    assert_eq!(slots, [1, 2]);
+    assert_ne!(ranks[0].digest(), ranks[1].digest());
 }

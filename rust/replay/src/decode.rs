@@ -8,23 +8,33 @@ use arbitrary::{Result, Unstructured};
 use radixstate::{Config, PoolConfig, PoolKind, StartOptions};
 
 use crate::op::{Depth, Op, Wrong};
+use crate::owner::Who;
 
 /// A longer input only repeats itself; the naive cache is slow.
 const MOST_OPERATIONS: usize = 200;
 
 /// A configuration, operations, and whether the cache is emptied by pages.
-pub fn decode(bytes: &[u8]) -> Result<(Config, Vec<Op>, bool)> {
+pub fn decode(bytes: &[u8]) -> Result<(Drawn, Vec<Op>, bool)> {
     let mut bytes = Unstructured::new(bytes);
-    let (config, by_page) = (config(&mut bytes)?, bytes.arbitrary()?);
+    let (drawn, by_page) = (config(&mut bytes)?, bytes.arbitrary()?);
     let mut ops = Vec::new();
     while !bytes.is_empty() && ops.len() < MOST_OPERATIONS {
         ops.push(operation(&mut bytes)?);
     }
-    Ok((config, ops, by_page))
+    Ok((drawn, ops, by_page))
 }
 
-/// A geometry, and pools small enough to run short.
-pub fn config(bytes: &mut Unstructured<'_>) -> Result<Config> {
+/// A geometry, pools small enough to run short, and who owns the pages.
+#[derive(Debug, Clone, Copy)]
+pub struct Drawn {
+    /// As of a cache that owns its pages.
+    pub config: Config,
+    /// Who owns them.
+    pub who: Who,
+}
+
+/// Draws a configuration.
+pub fn config(bytes: &mut Unstructured<'_>) -> Result<Drawn> {
     let page_size = bytes.int_in_range(1..=4_u32)?;
     let checkpoint_stride = bytes.int_in_range(1..=6_u32)?;
     // More than the pages up to the first legal depth: the cache refuses less.
@@ -36,24 +46,21 @@ pub fn config(bytes: &mut Unstructured<'_>) -> Result<Config> {
     } else {
         legal + 1 + bytes.int_in_range(0..=39)?
     };
-    let kv = PoolConfig {
-        capacity: kv,
-        external: bytes.arbitrary()?,
-        unit_bytes: 3,
+    let engine = bytes.arbitrary()?;
+    let active = bytes.int_in_range(1..=6)?;
+    let who = match (engine, bytes.arbitrary()?) {
+        (false, _) => Who::Cache,
+        (true, false) => Who::Engine,
+        (true, true) => Who::Logical,
     };
-    let active = PoolConfig {
-        capacity: bytes.int_in_range(1..=6)?,
-        external: bytes.arbitrary()?,
-        unit_bytes: 5,
-    };
-    let checkpoints = PoolConfig::internal(bytes.int_in_range(1..=9)?).bytes(7);
-    Ok(Config {
+    let config = Config {
         page_size,
         checkpoint_stride,
-        kv,
-        active,
-        checkpoints,
-    })
+        kv: PoolConfig::internal(kv).bytes(3),
+        active: PoolConfig::internal(active).bytes(5),
+        checkpoints: PoolConfig::internal(bytes.int_in_range(1..=9)?).bytes(7),
+    };
+    Ok(Drawn { config, who })
 }
 
 /// One operation; whole requests are the most frequent, since little happens without them.
@@ -126,7 +133,11 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
             more: tokens(bytes)?,
             depth: depth(bytes)?,
         },
-        101..105 => Op::Release(number(bytes)?),
+        101..104 => Op::Release(number(bytes)?),
+        104 => Op::Extend {
+            lease: number(bytes)?,
+            more: tokens(bytes)?,
+        },
         105 => Op::DropLease(number(bytes)?),
         106..108 => Op::Evict(pool(bytes)?, bytes.int_in_range(0..=3)?),
         108 => Op::TakeFreed,

@@ -2,10 +2,15 @@
 //! demands on every read the content that belongs to the prefix.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use radixstate::{Cache, Commit, Config, Lease, Match, Misuse, PoolKind, Published, Reservation};
+use radixstate::{
+    Cache, Commit, Config, Extended, Lease, Match, Misuse, Pending, PoolKind, Published,
+    Reservation, Skip,
+};
 
 use crate::device::{Device, Run, Work};
+use crate::owner::{Sharing, Who};
 use crate::scheduler::{End, Engine, Running, Seen, Waiting};
 
 /// What the engine keeps for a running request.
@@ -27,10 +32,12 @@ struct Deferred {
 }
 
 /// Requests as leases, on pages and slots of the engine's.
-pub struct Leases {
-    cache: Cache,
+pub struct Leases<O> {
+    cache: Cache<O>,
     device: Device,
     page: usize,
+    /// The engine's page under each id of the cache: another only where those are numbers.
+    pages: Vec<u32>,
     free_pages: Vec<u32>,
     free_slots: Vec<u32>,
     /// The newest step begun.
@@ -38,10 +45,11 @@ pub struct Leases {
     /// Work of the steps that the device has not run; the last is being filled.
     queue: VecDeque<Vec<Work>>,
     deferred: Vec<Deferred>,
+    checkpoints: u64,
 }
 
-impl Leases {
-    /// An empty cache of external pools.
+impl<O: Sharing> Leases<O> {
+    /// An empty cache.
     ///
     /// # Panics
     ///
@@ -51,13 +59,15 @@ impl Leases {
         let page = config.page_size as usize;
         Self {
             device: Device::new(page, kv, active, config.checkpoints.capacity),
-            cache: Cache::new(config).expect("a usable configuration"),
+            cache: Cache::new(O::config(config)).expect("a usable configuration"),
             page,
+            pages: (0..=kv).collect(),
             free_pages: (1..=kv).collect(),
             free_slots: (1..=active).collect(),
             newest: 0,
             queue: VecDeque::new(),
             deferred: Vec::new(),
+            checkpoints: 0,
         }
     }
 
@@ -116,9 +126,65 @@ impl Leases {
         (lease, matched)
     }
 
+    /// Where in the page table the pages past the lease are, up to `depth`.
+    fn table(&self, held: &Held, depth: usize) -> Range<usize> {
+        let leased = self.cache.lease_depth(&held.lease).expect("it is ours");
+        leased / self.page..depth.max(leased) / self.page
+    }
+
+    fn mapped(&self, ids: &[u32]) -> Vec<u32> {
+        ids.iter().map(|&id| self.pages[id as usize]).collect()
+    }
+
+    /// Shares what the request has computed, perhaps with its state; says why not.
+    fn share(
+        &mut self,
+        held: &mut Held,
+        prefix: &[u32],
+        state: Option<(Pending, &mut Option<Commit>)>,
+        seen: &mut Seen,
+    ) -> Option<Skip> {
+        let before = self.cache.lease_depth(&held.lease).expect("it is ours");
+        let table = self.table(held, prefix.len());
+        let given = held.pages[table.clone()].to_vec();
+        let (cache, lease) = (&mut self.cache, &held.lease);
+        let (skipped, replaced) = match state {
+            None => {
+                let Extended { skipped, replaced } =
+                    O::extend(cache, lease, prefix, &given).expect("it is computed");
+                (skipped, replaced)
+            }
+            Some((pending, outcome)) => {
+                let Published {
+                    outcome: published,
+                    replaced,
+                } = O::publish(cache, lease, prefix, &given, pending).expect("reserved just now");
+                let skipped = match &published {
+                    Commit::Stored(_) | Commit::Skipped(Skip::Duplicate) => None,
+                    Commit::Skipped(skip) => Some(*skip),
+                };
+                *outcome = Some(published);
+                (skipped, replaced)
+            }
+        };
+        // A duplicate among unproven pages takes nothing: then the lease has not moved.
+        let now = cache.lease_depth(lease).expect("it is ours");
+        if skipped.is_none() && now > before {
+            let ids = cache.lease_pages(lease, before).expect("whole pages");
+            let known = replaced.len() / self.page;
+            for (&id, &page) in ids.iter().zip(&given).skip(known) {
+                self.pages[id as usize] = page;
+            }
+            held.pages.splice(table, self.mapped(&ids));
+            seen.duplicates += known as u64;
+            self.defer(given[..known].to_vec(), Vec::new());
+        }
+        skipped
+    }
+
     fn collect_freed(&mut self) {
-        let freed = self.cache.take_freed(PoolKind::Kv);
-        self.free(freed, Vec::new());
+        let freed = self.cache.take_freed();
+        self.free(self.mapped(&freed), Vec::new());
     }
 
     fn defer(&mut self, pages: Vec<u32>, slots: Vec<u32>) {
@@ -141,10 +207,11 @@ impl Leases {
     }
 }
 
-impl Engine for Leases {
+impl<O: Sharing> Engine for Leases<O> {
     type Held = Held;
+    type Pages = O;
 
-    fn cache(&mut self) -> &mut Cache {
+    fn cache(&mut self) -> &mut Cache<O> {
         &mut self.cache
     }
 
@@ -161,7 +228,8 @@ impl Engine for Leases {
     ) -> Result<(Held, Match), PoolKind> {
         let slot = self.free_slots.pop().ok_or(PoolKind::Active)?;
         let (lease, matched) = self.lease(waiting, seen);
-        let pages = self.cache.lease_pages(&lease).expect("it is ours");
+        let pages = self.cache.lease_pages(&lease, 0).expect("it is ours");
+        let pages = self.mapped(&pages);
         let state = self.cache.lease_state(&lease).expect("it is ours");
         let prefix = waiting.tokens[..matched.length].to_vec();
         self.enqueue(match state {
@@ -239,11 +307,19 @@ impl Engine for Leases {
     ) -> Option<Commit> {
         let Running { tokens, held, .. } = request;
         let prefix = tokens[..depth].to_vec();
-        let pending = match self
-            .cache
-            .reserve(&held.lease, &prefix)
-            .expect("a legal depth")
-        {
+        // Every other time pages and state go separately.
+        self.checkpoints += 1;
+        let apart = keep && self.checkpoints.is_multiple_of(2);
+        if apart && let Some(skip) = self.share(held, &prefix, None, seen) {
+            return Some(Commit::Skipped(skip));
+        }
+        let given = held.pages[self.table(held, depth)].to_vec();
+        let reserved = O::reserve(&mut self.cache, &held.lease, &prefix, &given);
+        let pending = match reserved.expect("a legal depth") {
+            Reservation::Skipped(Skip::Duplicate) => {
+                self.share(held, &prefix, None, seen);
+                return Some(Commit::Skipped(Skip::Duplicate));
+            }
             Reservation::Skipped(skip) => return Some(Commit::Skipped(skip)),
             Reservation::Pending(pending) => pending,
         };
@@ -257,19 +333,13 @@ impl Engine for Leases {
             dst,
             prefix: prefix.clone(),
         });
-        let leased = self.cache.lease_depth(&held.lease).expect("it is ours");
-        let table = leased / self.page..depth.max(leased) / self.page;
-        let given = held.pages[table.clone()].to_vec();
-        let published = self.cache.publish(&held.lease, &prefix, &given, pending);
-        let Published {
-            outcome,
-            canonical,
-            duplicates,
-        } = published.expect("reserved just now");
-        held.pages.splice(table, canonical);
-        seen.duplicates += duplicates.len() as u64;
-        self.defer(duplicates, Vec::new());
-        Some(outcome)
+        if apart {
+            let attached = self.cache.attach(&held.lease, &prefix, pending);
+            return Some(attached.expect("reserved just now"));
+        }
+        let mut outcome = None;
+        self.share(held, &prefix, Some((pending, &mut outcome)), seen);
+        outcome
     }
 
     fn end(&mut self, held: Held, end: End) {
@@ -297,8 +367,10 @@ impl Engine for Leases {
 
     /// No page is both free here and owned by the cache, either.
     fn recount(&mut self) {
+        let named = O::WHO == Who::Engine;
+        let free = named.then_some(self.free_pages.as_slice());
         self.cache
-            .check(Some(&self.free_pages))
+            .check(free)
             .unwrap_or_else(|report| panic!("{report}"));
     }
 }

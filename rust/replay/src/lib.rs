@@ -8,12 +8,14 @@ pub mod decode;
 mod device;
 mod leases;
 mod op;
+mod owner;
 mod random;
 mod scheduler;
 mod sequences;
 
 pub use leases::Leases;
 pub use op::{Depth, Op, Wrong};
+pub use owner::{Owner, Sharing, Who};
 pub use random::Random;
 pub use scheduler::{End, Engine, Habits, Running, Scheduler, Seen, Waiting};
 pub use sequences::Sequences;

@@ -42,6 +42,10 @@ pub enum Op {
         more: Vec<u32>,
         depth: Depth,
     },
+    Extend {
+        lease: usize,
+        more: Vec<u32>,
+    },
     Commit {
         pending: usize,
         proven: bool,

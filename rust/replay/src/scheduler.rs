@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use radixstate::{Cache, Commit, Match, Namespace, PoolKind, Skip, Stored};
+use radixstate::{Cache, Commit, Match, Namespace, PageOwner, PoolKind, Skip, Stored};
 
 use crate::random::Random;
 
@@ -54,9 +54,11 @@ pub enum End {
 pub trait Engine {
     /// What it keeps for a running request.
     type Held;
+    /// Who owns the KV pages.
+    type Pages: PageOwner;
 
     /// The cache.
-    fn cache(&mut self) -> &mut Cache;
+    fn cache(&mut self) -> &mut Cache<Self::Pages>;
 
     /// A step has begun: what is enqueued from now on belongs to it.
     fn begin(&mut self, _step: u64) {}

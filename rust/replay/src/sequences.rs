@@ -1,8 +1,8 @@
 //! An engine whose pages and slots are the cache's: it runs sequences.
 
 use radixstate::{
-    Cache, Commit, Config, Error, Match, PoolKind, Reservation, Sequence, Shortage, StartOptions,
-    Started, Usage,
+    Cache, Commit, Config, Error, Match, OwnPages, PoolKind, Reservation, Sequence, Shortage,
+    StartOptions, Started, Usage,
 };
 
 use crate::scheduler::{End, Engine, Running, Seen, Waiting};
@@ -46,6 +46,7 @@ fn short(error: Error) -> PoolKind {
 
 impl Engine for Sequences {
     type Held = Held;
+    type Pages = OwnPages;
 
     fn cache(&mut self) -> &mut Cache {
         &mut self.cache
@@ -125,7 +126,7 @@ impl Engine for Sequences {
     ) -> Option<Commit> {
         let sequence = &request.held.sequence;
         let view = self.cache.view(sequence).expect("it is ours");
-        let slot = view.slot().expect("the pool is internal");
+        let slot = view.slot();
         let reserved = self.cache.reserve_checkpoint(sequence, depth, slot);
         let pending = match reserved.expect("the slot is loaded") {
             Reservation::Skipped(skip) => return Some(Commit::Skipped(skip)),

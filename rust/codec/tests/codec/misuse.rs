@@ -54,6 +54,27 @@ fn a_sound_spec_is_accepted() {
 }
 
 #[test]
+fn plans_of_other_layers_of_the_same_pools_keep_apart() {
+    let (first, _first_memory) = spec();
+    let (second, _second_memory) = spec();
+    let plan = |spec: &Spec| Plan::new(spec.clone()).expect("the spec is sound");
+    assert_eq!(plan(&first).require_apart(&plan(&second)), Ok(()));
+    let shared = Spec {
+        active: first.active.clone(),
+        ..second
+    };
+    assert_eq!(
+        plan(&first).require_apart(&plan(&shared)),
+        Err(SpecError::Shared {
+            first: Side::Active,
+            first_layer: 0,
+            second: Side::Active,
+            second_layer: 0
+        })
+    );
+}
+
+#[test]
 fn every_dimension_must_be_at_least_one() {
     for shape in [(0, 4, 3), (2, 0, 3), (2, 4, 0)] {
         let shape = Shape {

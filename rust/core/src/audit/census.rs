@@ -7,7 +7,6 @@ use crate::cache::Cache;
 use crate::checkpoint::Listed;
 use crate::ledger::{Holdings, Leased};
 use crate::pool::{Pool, Slot, Tag, Usage};
-use crate::prefixes::CheckpointId;
 use crate::tree::{Node, NodeIdx};
 
 /// Who was found with a slot.
@@ -36,7 +35,7 @@ pub(super) struct Census {
 
 impl Census {
     /// Counts a whole cache.
-    pub(super) fn of(cache: &Cache) -> Self {
+    pub(super) fn of<O>(cache: &Cache<O>) -> Self {
         let mut census = Self::default();
         census.records(cache);
         census.nodes(cache);
@@ -59,7 +58,7 @@ impl Census {
         }
     }
 
-    fn records(&mut self, cache: &Cache) {
+    fn records<O>(&mut self, cache: &Cache<O>) {
         cache
             .leases
             .iter()
@@ -78,9 +77,10 @@ impl Census {
             .retiring()
             .for_each(|holdings| self.holdings(holdings, Owner::Retiring));
         for (_, write) in cache.ledger.flight.writing() {
-            let CheckpointId { node, serial } = write.checkpoint;
-            *self.node_pins.entry(node.index).or_default() += 1;
-            *self.checkpoint_pins.entry(serial).or_default() += 1;
+            *self.node_pins.entry(write.node.index).or_default() += 1;
+            if let Some(serial) = write.serial {
+                *self.checkpoint_pins.entry(serial).or_default() += 1;
+            }
         }
     }
 
@@ -103,7 +103,7 @@ impl Census {
         }
     }
 
-    fn nodes(&mut self, cache: &Cache) {
+    fn nodes<O>(&mut self, cache: &Cache<O>) {
         let prefixes = &cache.ledger.prefixes;
         let has_kv = prefixes.has_kv();
         for (index, node) in prefixes.tree().nodes() {
@@ -158,7 +158,7 @@ impl Census {
         }
     }
 
-    fn pools(&mut self, cache: &Cache) {
+    fn pools<O>(&mut self, cache: &Cache<O>) {
         let prefixes = &cache.ledger.prefixes;
         let kv = std::mem::take(&mut self.kv);
         let active = std::mem::take(&mut self.active);
@@ -173,13 +173,8 @@ impl Census {
         found(&mut owners, pool.outbox_ids(), Owner::Outbox);
         owners.sort_unstable();
         self.recount(pool, &owners);
-        let known: Vec<u32> = if pool.config().external {
-            pool.adopted_ids()
-        } else {
-            (1..=pool.used()).collect()
-        };
         let mut rest = owners.as_slice();
-        for id in known {
+        for id in pool.known_ids() {
             let strange = rest.partition_point(|&(other, _)| other < id);
             self.strangers::<P>(&rest[..strange]);
             let (mine, others) = rest[strange..]
@@ -205,11 +200,9 @@ impl Census {
     fn recount<P: Tag>(&mut self, pool: &Pool<P>, owners: &[(u32, Owner)]) {
         let mut found = Usage {
             capacity: pool.config().capacity as usize,
+            free: pool.untouched(),
             ..Usage::default()
         };
-        if !pool.config().external {
-            found.free = found.capacity - pool.used() as usize;
-        }
         for (_, owner) in owners {
             *match owner {
                 Owner::FreeList => &mut found.free,
@@ -227,21 +220,25 @@ impl Census {
                 P::KIND
             )
         });
-        let sum =
-            counted.free + counted.held + counted.evictable + counted.pinned + counted.retiring;
-        self.expect(
-            Rule::Counters,
-            pool.config().external || sum == counted.capacity,
-            || {
-                format!(
-                    "{} pool: {counted:?} does not add up to its capacity",
-                    P::KIND
-                )
-            },
-        );
+        let Usage {
+            capacity,
+            free,
+            held,
+            evictable,
+            pinned,
+            retiring,
+            outbox,
+        } = counted;
+        let sum = free + held + evictable + pinned + retiring + outbox;
+        self.expect(Rule::Counters, pool.takes_ids() || sum == capacity, || {
+            format!(
+                "{} pool: {counted:?} does not add up to its capacity",
+                P::KIND
+            )
+        });
     }
 
-    fn pins(&mut self, cache: &Cache) {
+    fn pins<O>(&mut self, cache: &Cache<O>) {
         let prefixes = &cache.ledger.prefixes;
         for (_, node) in prefixes.tree().nodes().filter(|(_, node)| node.pins > 0) {
             if let Some(parent) = node.parent {
@@ -294,7 +291,7 @@ impl Census {
         });
     }
 
-    fn links(&mut self, cache: &Cache) {
+    fn links<O>(&mut self, cache: &Cache<O>) {
         let tree = cache.ledger.prefixes.tree();
         let mut children: BTreeMap<NodeIdx, u32> = BTreeMap::new();
         let mut linked = 0;
@@ -342,7 +339,13 @@ impl Census {
         });
     }
 
-    fn child_is_sound(&self, cache: &Cache, index: NodeIdx, node: &Node, parent: NodeIdx) -> bool {
+    fn child_is_sound<O>(
+        &self,
+        cache: &Cache<O>,
+        index: NodeIdx,
+        node: &Node,
+        parent: NodeIdx,
+    ) -> bool {
         let tree = cache.ledger.prefixes.tree();
         let above = tree.node_at(parent);
         let joined = above.is_some_and(|above| {
@@ -352,7 +355,7 @@ impl Census {
         joined && !node.key.is_empty() && (!node.attached || reachable())
     }
 
-    fn order(&mut self, cache: &Cache) {
+    fn order<O>(&mut self, cache: &Cache<O>) {
         let prefixes = &cache.ledger.prefixes;
         let mut listed = 0;
         for (index, node) in prefixes.tree().nodes() {
@@ -382,14 +385,13 @@ impl Census {
         });
     }
 
-    fn writing(&mut self, cache: &Cache) {
+    fn writing<O>(&mut self, cache: &Cache<O>) {
         let tree = cache.ledger.prefixes.tree();
         let mut writers: Vec<u64> = Vec::new();
         let mut written: Vec<NodeIdx> = Vec::new();
         for (_, write) in cache.ledger.flight.writing() {
-            let CheckpointId { node, serial } = write.checkpoint;
-            writers.push(serial);
-            let path = tree.path(node.index);
+            writers.extend(write.serial);
+            let path = tree.path(write.node.index);
             written.extend(path.take_while(|&at| tree.node(at).end > write.brought));
         }
         for (index, node) in tree.nodes() {
@@ -410,7 +412,7 @@ impl Census {
         }
     }
 
-    fn leases(&mut self, cache: &Cache) {
+    fn leases<O>(&mut self, cache: &Cache<O>) {
         cache
             .leases
             .iter()
@@ -439,7 +441,7 @@ impl Census {
         }
     }
 
-    fn lease(&mut self, cache: &Cache, leased: &Leased, owner: Owner) {
+    fn lease<O>(&mut self, cache: &Cache<O>, leased: &Leased, owner: Owner) {
         let node = leased
             .holdings
             .node

@@ -39,7 +39,7 @@ fn start(cache: &mut Cache, tokens: &[u32]) -> Sequence {
 }
 
 fn checkpoint(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Stored {
-    let source = cache.view(sequence).unwrap().slot().unwrap();
+    let source = cache.view(sequence).unwrap().slot();
     checkpoint_from(cache, sequence, depth, source)
 }
 

@@ -48,6 +48,13 @@ pub(super) struct Run {
 }
 
 impl Run {
+    pub(super) fn of(id: u32) -> Self {
+        Self {
+            first: id,
+            count: 1,
+        }
+    }
+
     /// Not the id after it: past the last id of the largest pool there is none.
     pub(super) fn last(self) -> u32 {
         self.first + (self.count - 1)

@@ -58,26 +58,58 @@ fn the_last_id_of_the_largest_pool_is_an_id_like_others() {
 }
 
 #[test]
-fn an_external_pool_adopts_only_what_the_engine_owns() {
-    let mut pool = Pool::<KvPage>::new(PoolConfig::external(2));
-    assert!(pool.check_adoptable(&[1, 2]).is_ok());
-    let page = pool.adopt(&[1]);
+fn a_pool_of_the_engine_adopts_only_what_the_engine_owns() {
+    let mut pool = Pool::<KvPage>::new(pool_of(2));
+    assert!(pool.check_adoptable(2, &[1, 2]).is_ok());
+    let page = pool.adopt(1, &[1]);
     for (ids, why) in [
         (vec![1], "already belongs"),
         (vec![3], "outside"),
         (vec![0], "outside"),
         (vec![2, 2], "twice"),
     ] {
-        let error = pool.check_adoptable(&ids).unwrap_err().to_string();
+        let error = pool
+            .check_adoptable(ids.len(), &ids)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}");
     }
     pool.release(page);
     assert!(
-        pool.check_adoptable(&[1]).is_err(),
+        pool.check_adoptable(1, &[1]).is_err(),
         "in the outbox it is still the cache's"
     );
-    assert_eq!(pool.take_outbox(), [1]);
-    assert!(pool.check_adoptable(&[1]).is_ok());
-    let page = pool.adopt(&[2, 1]);
-    assert_eq!((pool.hand_back(page), pool.usage().held), (vec![2, 1], 0));
+    assert!(pool.take_outbox().ids().eq([1]));
+    assert!(pool.check_adoptable(1, &[1]).is_ok());
+    let pages = pool.adopt(2, &[2, 1]);
+    pool.hand_back(pages);
+    assert_eq!(pool.usage(), Pool::<KvPage>::new(pool_of(2)).usage());
+    assert!(pool.check_adoptable(2, &[1, 2]).is_ok());
+}
+
+fn pool_of(capacity: u32) -> PoolConfig<EnginePages> {
+    PoolConfig::engine(capacity)
+}
+
+#[test]
+fn a_number_is_free_again_once_the_engine_has_taken_it() {
+    let mut pool = Pool::<KvPage>::new(PoolConfig::logical(3));
+    let pages = pool.adopt(2, &[]);
+    assert!(pages.ids().eq([1, 2]));
+    pool.release(pages);
+    let more = pool.adopt(1, &[]);
+    assert!(more.ids().eq([3]), "1 and 2 wait for the engine");
+    let error = pool.check_adoptable(1, &[]).unwrap_err();
+    assert_eq!(
+        error,
+        Misuse::TooManyPages {
+            wanted: 1,
+            free: 0,
+            outbox: 2
+        }
+    );
+    pool.hand_back(more);
+    assert!(pool.take_outbox().ids().eq([1, 2]));
+    assert_eq!(pool.usage().free, 3);
+    assert!(pool.take_outbox().is_empty(), "once");
 }

@@ -273,7 +273,7 @@ fn a_policy_decides_what_goes_first() {
 
 /// Least time of one eviction among batches, in a cache of `n` prefixes, some of them pinned.
 fn time_of_a_victim(n: u32) -> Duration {
-    let config = Config::linear(1, PoolConfig::external(1), PoolConfig::internal(n));
+    let config = Config::linear(1, PoolConfig::internal(n), PoolConfig::internal(n));
     let mut cache = Cache::new(config).unwrap();
     for family in 0..n {
         store(&mut cache, &[family, 0]);

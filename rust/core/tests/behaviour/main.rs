@@ -8,8 +8,8 @@ mod steps;
 mod tree;
 
 use radixstate::{
-    Cache, Commit, Config, Match, Namespace, Pending, PoolConfig, PoolKind, Reservation, Sequence,
-    StartOptions, Started, Stored, Usage,
+    Cache, Commit, Config, EnginePages, LogicalPages, Match, Namespace, PageOwner, Pending,
+    PoolConfig, PoolKind, Reservation, Sequence, StartOptions, Started, Stored, Usage,
 };
 
 const POOLS: [PoolKind; 3] = [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint];
@@ -31,6 +31,33 @@ fn config() -> Config {
 
 fn cache() -> Cache {
     Cache::new(config()).unwrap()
+}
+
+/// The same geometry and sizes, with another owner of the pages.
+fn owned_by<O: PageOwner>(kv: PoolConfig<O>) -> Cache<O> {
+    let Config {
+        page_size,
+        checkpoint_stride,
+        active,
+        checkpoints,
+        ..
+    } = config();
+    let config = Config {
+        page_size,
+        checkpoint_stride,
+        kv,
+        active,
+        checkpoints,
+    };
+    Cache::new(config).unwrap()
+}
+
+fn engine() -> Cache<EnginePages> {
+    owned_by(PoolConfig::engine(12).bytes(100))
+}
+
+fn logical() -> Cache<LogicalPages> {
+    owned_by(PoolConfig::logical(12).bytes(100))
 }
 
 /// `n` tokens of which the first names the family: prompts of one family share what both have.
@@ -59,7 +86,7 @@ fn start(cache: &mut Cache, tokens: &[u32]) -> Sequence {
 }
 
 fn reserve(cache: &mut Cache, sequence: &Sequence, depth: usize) -> Reservation {
-    let source = cache.view(sequence).unwrap().slot().unwrap_or(1);
+    let source = cache.view(sequence).unwrap().slot();
     cache.reserve_checkpoint(sequence, depth, source).unwrap()
 }
 
@@ -104,16 +131,16 @@ fn store(cache: &mut Cache, tokens: &[u32]) -> Stored {
     stored
 }
 
-fn look_up(cache: &mut Cache, tokens: &[u32]) -> Match {
+fn look_up<O: PageOwner>(cache: &mut Cache<O>, tokens: &[u32]) -> Match {
     cache.lookup(&Namespace::default(), tokens, None).unwrap()
 }
 
 /// How much of a prompt that goes on after `tokens` is reused.
-fn cached(cache: &mut Cache, tokens: &[u32]) -> usize {
+fn cached<O: PageOwner>(cache: &mut Cache<O>, tokens: &[u32]) -> usize {
     look_up(cache, &fork(tokens, 99, 1)).length
 }
 
-fn usage(cache: &mut Cache) -> [Usage; 3] {
+fn usage<O: PageOwner>(cache: &mut Cache<O>) -> [Usage; 3] {
     POOLS.map(|pool| cache.usage(pool))
 }
 
@@ -121,7 +148,7 @@ fn pages(cache: &Cache, sequence: &Sequence) -> Vec<u32> {
     cache.view(sequence).unwrap().pages()
 }
 
-fn assert_sound(cache: &mut Cache) {
+fn assert_sound<O: PageOwner>(cache: &mut Cache<O>) {
     cache
         .check(None)
         .unwrap_or_else(|report| panic!("{report}"));

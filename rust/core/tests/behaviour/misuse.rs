@@ -1,16 +1,16 @@
 //! Every mistake a caller can make is named, and changes nothing.
 
 use radixstate::{
-    Cache, Config, Error, Lease, Misuse, Namespace, PoolConfig, StartOptions, Started,
+    Cache, Config, Error, Lease, Misuse, Namespace, PageOwner, PoolConfig, StartOptions, Started,
 };
 
 use crate::*;
 
 /// Runs `call`, which must refuse with `misuse`, and shows that no pool and no invariant noticed.
-fn assert_refused<T, E>(
-    cache: &mut Cache,
+fn assert_refused<O: PageOwner, T, E>(
+    cache: &mut Cache<O>,
     misuse: &Misuse,
-    call: impl FnOnce(&mut Cache) -> Result<T, E>,
+    call: impl FnOnce(&mut Cache<O>) -> Result<T, E>,
 ) where
     T: std::fmt::Debug,
     E: Into<Error>,
@@ -21,14 +21,6 @@ fn assert_refused<T, E>(
     assert_eq!(error.to_string(), misuse.to_string());
     assert_eq!((usage(cache), cache.stats()), before, "{misuse}");
     assert_sound(cache);
-}
-
-fn external() -> Cache {
-    Cache::new(Config {
-        kv: PoolConfig::external(12),
-        ..config()
-    })
-    .unwrap()
 }
 
 #[test]
@@ -113,14 +105,8 @@ fn a_handle_of_another_cache_is_refused_everywhere() {
     refuse(&|cache| cache.lease(&matched).map(drop).map_err(Error::from));
     refuse(&|cache| cache.lease_state(&lease).map(|_| ()).map_err(Error::from));
     refuse(&|cache| cache.lease_depth(&lease).map(|_| ()).map_err(Error::from));
-    refuse(&|cache| cache.lease_pages(&lease).map(drop).map_err(Error::from));
+    refuse(&|cache| cache.lease_pages(&lease, 0).map(drop).map_err(Error::from));
     refuse(&|cache| Ok(cache.lease_loaded(&lease)?));
-    refuse(&|cache| {
-        cache
-            .reserve(&lease, &prompt(1, 8))
-            .map(drop)
-            .map_err(Error::from)
-    });
     assert_sound(&mut other);
 }
 
@@ -133,17 +119,13 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
         start(&mut other, &prompt(1, 9)),
         start(&mut cache, &prompt(1, 9)),
     );
+    let longer = start(&mut other, &prompt(1, 13));
     let lease = other.lease(&matched).unwrap();
-    other.lease_loaded(&lease).unwrap();
-    let mine = lease_of(&mut cache, &prompt(1, 9));
-    let late = [(); 3].map(|()| pending(other.reserve(&lease, &prompt(1, 12)).unwrap()));
-    let [one, two, three] = late;
+    let late = [(); 2].map(|()| pending(reserve(&mut other, &longer, 12)));
+    let [one, two] = late;
     let wrong = &Misuse::WrongCache;
     assert_refused(&mut cache, wrong, |cache| cache.commit(&own, one));
     assert_refused(&mut cache, wrong, |cache| cache.commit(&sequence, two));
-    assert_refused(&mut cache, wrong, |cache| {
-        cache.publish(&mine, &prompt(1, 12), &[], three)
-    });
     assert_refused(&mut cache, wrong, |cache| cache.invalidate(&kept));
     let step = cache.begin_step();
     assert_refused(&mut cache, wrong, |cache| {
@@ -151,6 +133,7 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
     });
     assert_refused(&mut cache, wrong, |cache| cache.release(lease));
     assert_refused(&mut cache, wrong, |cache| cache.finish(sequence));
+    assert_refused(&mut cache, wrong, |cache| cache.finish(longer));
     assert_eq!(
         usage(&mut other).map(|usage| usage.held + usage.pinned),
         [0, 0, 0]
@@ -158,7 +141,7 @@ fn what_another_cache_consumes_by_mistake_ends_in_its_own() {
     assert_sound(&mut other);
 }
 
-fn lease_of(cache: &mut Cache, tokens: &[u32]) -> Lease {
+fn lease_of<O: PageOwner>(cache: &mut Cache<O>, tokens: &[u32]) -> Lease {
     let matched = look_up(cache, tokens);
     cache.lease(&matched).unwrap()
 }
@@ -264,14 +247,14 @@ fn publishing_demands_tokens_and_pages_that_fit() {
         ),
     ];
     for (tokens, pages, misuse) in cases {
-        let mut cache = external();
+        let mut cache = engine();
         let lease = lease_of(&mut cache, &prompt(1, 13));
-        let first = pending(cache.reserve(&lease, &prompt(1, 8)).unwrap());
+        let first = pending(cache.reserve(&lease, &prompt(1, 8), &[1, 2, 3, 4]).unwrap());
         cache
             .publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], first)
             .unwrap();
         let before = usage(&mut cache);
-        let late = pending(cache.reserve(&lease, &prompt(1, 12)).unwrap());
+        let late = pending(cache.reserve(&lease, &prompt(1, 12), &[5, 6]).unwrap());
         assert_eq!(
             cache.publish(&lease, tokens, pages, late).unwrap_err().why,
             misuse
@@ -283,65 +266,112 @@ fn publishing_demands_tokens_and_pages_that_fit() {
 
 #[test]
 fn reserving_with_a_lease_demands_its_prefix_at_a_legal_depth() {
-    let mut cache = cache();
-    store(&mut cache, &prompt(1, 8));
+    let mut cache = engine();
     let lease = lease_of(&mut cache, &prompt(1, 9));
+    cache.extend(&lease, &prompt(1, 8), &[1, 2, 3, 4]).unwrap();
     let unaligned = Misuse::Unaligned { depth: 9, legal: 4 };
     assert_refused(&mut cache, &unaligned, |cache| {
-        cache.reserve(&lease, &prompt(1, 9))
+        cache.reserve(&lease, &prompt(1, 9), &[])
     });
     let mismatch = Misuse::PrefixMismatch { leased: 8 };
     assert_refused(&mut cache, &mismatch, |cache| {
-        cache.reserve(&lease, &prompt(2, 12))
+        cache.reserve(&lease, &prompt(2, 12), &[])
     });
     assert_refused(&mut cache, &mismatch, |cache| {
-        cache.reserve(&lease, &prompt(2, 4))
+        cache.reserve(&lease, &prompt(2, 4), &[])
     });
 }
 
 #[test]
-fn each_kind_of_pool_has_its_own_operations() {
-    let mut internal = cache();
-    let lease = lease_of(&mut internal, &prompt(1, 9));
-    let late = pending(internal.reserve(&lease, &prompt(1, 8)).unwrap());
-    let owned = Misuse::PoolMode("the cache owns the kv pages: commit a sequence instead");
-    assert_eq!(
-        internal
-            .publish(&lease, &prompt(1, 8), &[1, 2, 3, 4], late)
-            .unwrap_err()
-            .why,
-        owned
-    );
-    let sequence = start(&mut internal, &prompt(1, 9));
-    let late = pending(reserve(&mut internal, &sequence, 8));
-    assert_eq!(
-        internal
-            .commit_pages(&sequence, &[1, 2, 3, 4], late)
-            .unwrap_err()
-            .why,
-        owned
-    );
-    assert_sound(&mut internal);
-
-    let mut engine = Cache::new(Config {
-        active: PoolConfig::external(3),
-        ..config()
-    })
-    .unwrap();
-    let sequence = start(&mut engine, &prompt(1, 9));
-    let mode = Misuse::PoolMode("the engine allocates active slots: take one there");
-    assert_refused(&mut engine, &mode, |cache| cache.take_slot(&sequence));
-    let outside = Misuse::NotYourSlot { slot: 4 };
-    assert_refused(&mut engine, &outside, |cache| {
-        cache.reserve_checkpoint(&sequence, 8, 4)
+fn sharing_pages_demands_whole_ones_that_go_on_from_the_prefix() {
+    let mut cache = engine();
+    let lease = lease_of(&mut cache, &prompt(1, 9));
+    let unaligned = Misuse::Unaligned { depth: 3, legal: 2 };
+    assert_refused(&mut cache, &unaligned, |cache| {
+        cache.extend(&lease, &prompt(1, 3), &[1])
     });
+    assert_refused(&mut cache, &unaligned, |cache| cache.lease_pages(&lease, 3));
+    cache.extend(&lease, &prompt(1, 4), &[1, 2]).unwrap();
+    let mismatch = Misuse::PrefixMismatch { leased: 4 };
+    assert_refused(&mut cache, &mismatch, |cache| {
+        cache.extend(&lease, &prompt(2, 8), &[3, 4])
+    });
+    let owned = Misuse::PageOwnership {
+        page: 2,
+        why: "already belongs to the cache",
+    };
+    assert_refused(&mut cache, &owned, |cache| {
+        cache.extend(&lease, &prompt(1, 8), &[3, 2])
+    });
+    assert_refused(&mut cache, &owned, |cache| {
+        cache.reserve(&lease, &prompt(1, 8), &[3, 2])
+    });
+    let late = pending(cache.reserve(&lease, &prompt(1, 8), &[3, 4]).unwrap());
+    let past = Misuse::DepthPastEnd { depth: 8, end: 4 };
+    let rejected = cache.attach(&lease, &prompt(1, 8), late).unwrap_err();
+    assert_eq!(rejected.why, past);
+    let tokens = prompt(1, 8);
+    let published = cache.publish(&lease, &tokens, &[3, 4], rejected.pending);
+    assert_eq!(stored(published.unwrap().outcome).depth, 8);
+    assert_sound(&mut cache);
+}
 
-    let mut engine = external();
-    let sequence = start(&mut engine, &prompt(1, 9));
-    let late = pending(reserve(&mut engine, &sequence, 8));
-    let mode = Misuse::PoolMode("the engine owns the kv pages: commit_pages names them");
-    assert_eq!(engine.commit(&sequence, late).unwrap_err().why, mode);
-    assert_sound(&mut engine);
+#[test]
+fn an_engine_has_no_more_pages_than_it_said() {
+    let mut cache = logical();
+    let lease = lease_of(&mut cache, &prompt(1, 30));
+    cache.extend(&lease, &prompt(1, 20)).unwrap();
+    let more = Misuse::TooManyPages {
+        wanted: 4,
+        free: 2,
+        outbox: 0,
+    };
+    assert_refused(&mut cache, &more, |cache| {
+        cache.extend(&lease, &prompt(1, 28))
+    });
+    cache.release(lease).unwrap();
+    let lease = lease_of(&mut cache, &prompt(2, 9));
+    let untaken = Misuse::TooManyPages {
+        wanted: 4,
+        free: 2,
+        outbox: 10,
+    };
+    assert_refused(&mut cache, &untaken, |cache| {
+        cache.extend(&lease, &prompt(2, 8))
+    });
+    assert_eq!(cache.take_freed().len(), 10);
+    cache.extend(&lease, &prompt(2, 8)).unwrap();
+    assert_sound(&mut cache);
+}
+
+#[test]
+fn a_batch_with_one_wrong_state_reserves_and_evicts_nothing() {
+    let mut cache = cache();
+    for family in 2..6 {
+        store(&mut cache, &prompt(family, 4));
+    }
+    let sequence = start(&mut cache, &prompt(1, 9));
+    let further = cache.take_slot(&sequence).unwrap();
+    let passed = Misuse::DepthPassed {
+        depth: 4,
+        slot: further,
+        reached: 8,
+    };
+    for depths in [[4, 8], [8, 4]] {
+        assert_refused(&mut cache, &passed, |cache| {
+            cache.reserve_checkpoints(&depths.map(|depth| (&sequence, depth, further)))
+        });
+    }
+    let past = Misuse::DepthPastEnd { depth: 12, end: 9 };
+    assert_refused(&mut cache, &past, |cache| {
+        cache.reserve_checkpoints(&[(&sequence, 4, further), (&sequence, 12, 1)])
+    });
+    let states = [(&sequence, 4, further), (&sequence, 8, 1)];
+    let reserved = cache.reserve_checkpoints(&states).unwrap();
+    assert!(matches!(
+        reserved[..],
+        [Reservation::Pending(_), Reservation::Pending(_)]
+    ));
 }
 
 #[test]
@@ -370,13 +400,6 @@ fn a_configuration_in_which_nothing_could_be_reused_is_refused() {
                 ..config()
             },
             "page size 2 and checkpoint stride 0 must be at least 1",
-        ),
-        (
-            Config {
-                checkpoints: PoolConfig::external(4),
-                ..config()
-            },
-            "the checkpoint pool is always internal",
         ),
         (
             Config {
@@ -473,6 +496,14 @@ fn messages_give_the_rule_and_the_numbers() {
                 why: "is given twice",
             },
             "kv page 5 is given twice",
+        ),
+        (
+            Misuse::TooManyPages {
+                wanted: 3,
+                free: 1,
+                outbox: 2,
+            },
+            "3 kv pages handed over, 1 numbers are free and 2 wait for take_freed()",
         ),
         (
             Misuse::PrefixMismatch { leased: 8 },

@@ -32,7 +32,7 @@ fn a_prompt_reuses_at_most_all_its_tokens_but_the_last() {
 fn a_start_says_how_the_state_begins() {
     let mut cache = cache();
     let first = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
-    assert_eq!(first.begin, Begin::Clear { dst: Some(1) });
+    assert_eq!(first.begin, Begin::Clear { dst: 1 });
     cache.loaded(&first.sequence).unwrap();
     let stored = checkpoint(&mut cache, &first.sequence, 8);
     let second = start_with(&mut cache, &prompt(1, 9), StartOptions::default());
@@ -40,7 +40,7 @@ fn a_start_says_how_the_state_begins() {
         second.begin,
         Begin::Load {
             src: stored.slot,
-            dst: Some(2)
+            dst: 2
         }
     );
     let view = cache.view(&second.sequence).unwrap();
@@ -434,7 +434,7 @@ fn a_request_may_refuse_to_read_or_to_store() {
     } = start_with(&mut cache, &prompt(1, 9), options);
     assert_eq!(
         (matched.length, matched.kv_length, begin),
-        (0, 0, Begin::Clear { dst: Some(1) })
+        (0, 0, Begin::Clear { dst: 1 })
     );
     assert_eq!(
         (cache.stats().hits, cache.stats().misses),

@@ -127,7 +127,7 @@ fn pages_without_a_state_are_reported_and_not_reused() {
     assert_eq!(
         begin,
         Begin::Clear {
-            dst: Some(slot(&cache, &sequence))
+            dst: slot(&cache, &sequence)
         }
     );
 }

@@ -60,7 +60,7 @@ fn an_emptied_chain_is_removed_up_to_the_node_somebody_still_reads() {
     );
     assert_eq!(
         (
-            cache.lease_pages(&reader).unwrap().len(),
+            cache.lease_pages(&reader, 0).unwrap().len(),
             cache.usage(PoolKind::Kv).pinned
         ),
         (2, 2)

@@ -20,8 +20,8 @@ mod unproven;
 mod unwritten;
 
 use radixstate::{
-    Cache, Commit, Config, Error, Lease, Match, Namespace, Pending, PoolConfig, PoolKind,
-    Reservation, Sequence, StartOptions, Started, Stored,
+    Cache, Commit, Config, EnginePages, Error, Lease, Match, Namespace, PageOwner, Pending,
+    PoolConfig, PoolKind, Reservation, Sequence, StartOptions, Started, Stored,
 };
 
 /// Pages of 2 tokens, checkpoints at multiples of 4; so many slots of each pool.
@@ -38,6 +38,18 @@ fn config(kv: u32, active: u32, checkpoints: u32) -> Config {
 
 fn cache(kv: u32, active: u32, checkpoints: u32) -> Cache {
     Cache::new(config(kv, active, checkpoints)).unwrap()
+}
+
+/// For an engine that allocates pages and slots itself.
+fn engine(kv: u32, checkpoints: u32) -> Cache<EnginePages> {
+    let config = Config {
+        page_size: 2,
+        checkpoint_stride: 4,
+        kv: PoolConfig::engine(kv),
+        active: PoolConfig::internal(0),
+        checkpoints: PoolConfig::internal(checkpoints),
+    };
+    Cache::new(config).unwrap()
 }
 
 /// `n` tokens that only prompts of the same family share.
@@ -78,7 +90,7 @@ fn chunk(n: usize) -> StartOptions {
 }
 
 fn slot(cache: &Cache, sequence: &Sequence) -> u32 {
-    cache.view(sequence).unwrap().slot().unwrap()
+    cache.view(sequence).unwrap().slot()
 }
 
 fn pages(cache: &Cache, sequence: &Sequence) -> Vec<u32> {
@@ -120,7 +132,7 @@ fn store(cache: &mut Cache, tokens: &[u32]) {
     store_at(cache, tokens, &[depth]);
 }
 
-fn look_up(cache: &mut Cache, tokens: &[u32]) -> Match {
+fn look_up<O: PageOwner>(cache: &mut Cache<O>, tokens: &[u32]) -> Match {
     cache.lookup(&Namespace::default(), tokens, None).unwrap()
 }
 
@@ -129,7 +141,7 @@ fn reused(cache: &mut Cache, tokens: &[u32]) -> usize {
     look_up(cache, &fork(tokens, 99, 1)).length
 }
 
-fn lease(cache: &mut Cache, tokens: &[u32]) -> Lease {
+fn lease<O: PageOwner>(cache: &mut Cache<O>, tokens: &[u32]) -> Lease {
     let matched = look_up(cache, tokens);
     cache.lease(&matched).unwrap()
 }
@@ -139,7 +151,7 @@ fn free(cache: &mut Cache) -> [usize; 3] {
     [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint].map(|pool| cache.usage(pool).free)
 }
 
-fn assert_sound(cache: &mut Cache) {
+fn assert_sound<O: PageOwner>(cache: &mut Cache<O>) {
     cache
         .check(None)
         .unwrap_or_else(|report| panic!("{report}"));

@@ -152,7 +152,7 @@ fn forks_share_pages_and_never_a_running_state() {
             begin,
             Begin::Load {
                 src: at.slot,
-                dst: Some(slot(&cache, &sequence))
+                dst: slot(&cache, &sequence)
             }
         );
         sequence

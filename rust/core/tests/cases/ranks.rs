@@ -45,7 +45,7 @@ fn begin(rank: &mut Rank, tokens: &[u32], options: StartOptions) {
 }
 
 /// Calls that change something, each in another way.
-const CALLS: [(&str, Call); 35] = [
+const CALLS: [(&str, Call); 34] = [
     ("start", |rank| {
         begin(rank, &prompt(3, 5), StartOptions::default())
     }),
@@ -130,9 +130,6 @@ const CALLS: [(&str, Call); 35] = [
     }),
     ("lease a miss", |rank| {
         drop(lease(&mut rank.cache, &prompt(5, 9)))
-    }),
-    ("take_freed", |rank| {
-        drop(rank.cache.take_freed(PoolKind::Kv))
     }),
     ("reset twice", |rank| {
         [(); 2].into_iter().for_each(|()| rank.cache.reset())

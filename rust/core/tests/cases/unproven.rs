@@ -157,7 +157,7 @@ fn a_state_outlives_the_late_refusal_of_a_shallower_one_that_was_in_flight_with_
 
 #[test]
 fn publishing_names_no_page_of_a_step_in_flight() {
-    let (mut cache, mut written) = (engine(), Written::default());
+    let (mut cache, mut written) = (engine(16, 4), Written::default());
     let (a, b) = (
         lease(&mut cache, &prompt(1, 9)),
         lease(&mut cache, &prompt(1, 9)),
@@ -167,12 +167,15 @@ fn publishing_names_no_page_of_a_step_in_flight() {
     let published = publish(&mut cache, &b, &prompt(1, 8), &[3, 4, 5, 6]);
     written.by('b', &[3, 4, 5, 6]);
     cache.retire_step(step, &[refused]).unwrap();
-    written.assert_read(&published.canonical, &['b']);
+    let mut table = cache.lease_pages(&b, 0).unwrap();
+    table.extend(&[3, 4, 5, 6][table.len()..]);
+    assert_eq!(published.replaced, 0..0);
+    written.assert_read(&table, &['b']);
 }
 
 #[test]
 fn a_published_state_outlives_a_shallower_one_that_was_refused() {
-    let mut cache = engine();
+    let mut cache = engine(16, 4);
     let (a, b) = (
         lease(&mut cache, &prompt(1, 9)),
         lease(&mut cache, &prompt(1, 9)),
@@ -191,43 +194,14 @@ fn a_published_state_outlives_a_shallower_one_that_was_refused() {
     );
 }
 
-#[test]
-fn committing_pages_of_the_engine_names_none_of_a_step_in_flight() {
-    let mut cache = Cache::new(Config {
-        kv: PoolConfig::external(16),
-        ..config(16, 2, 4)
-    })
-    .unwrap();
-    let mut written = Written::default();
-    let (a, b) = two(&mut cache);
-    let step = cache.begin_step();
-    let second = pending(&mut cache, &b, 8);
-    let first = pending(&mut cache, &a, 4);
-    let refused = stored(cache.commit_pages(&a, &[1, 2], first).unwrap());
-    let published = cache.commit_pages(&b, &[3, 4, 5, 6], second).unwrap();
-    written.by('b', &[3, 4, 5, 6]);
-    cache.abort(a).unwrap();
-    cache.retire_step(step, &[refused]).unwrap();
-    written.assert_read(&published.canonical, &['b']);
-}
+type Engine = Cache<EnginePages>;
 
-/// A cache for an engine with allocators of its own.
-fn engine() -> Cache {
-    Cache::new(Config {
-        kv: PoolConfig::external(16),
-        active: PoolConfig::external(2),
-        ..config(16, 2, 4)
-    })
-    .unwrap()
-}
-
-fn publish(cache: &mut Cache, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Published {
-    match cache.reserve(lease, tokens).unwrap() {
+fn publish(cache: &mut Engine, lease: &Lease, tokens: &[u32], pages: &[u32]) -> Published {
+    match cache.reserve(lease, tokens, pages).unwrap() {
         Reservation::Pending(pending) => cache.publish(lease, tokens, pages, pending).unwrap(),
         Reservation::Skipped(skip) => Published {
             outcome: Commit::Skipped(skip),
-            canonical: pages.to_vec(),
-            duplicates: Vec::new(),
+            replaced: 0..0,
         },
     }
 }

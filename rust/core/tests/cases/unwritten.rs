@@ -40,11 +40,17 @@ fn two_pending_checkpoints_of_one_slot_cannot_have_two_depths() {
 
 #[test]
 fn a_lease_whose_state_was_never_loaded_publishes_nothing_deeper() {
-    let mut cache = cache(32, 2, 4);
-    store_at(&mut cache, &prompt(1, 9), &[4]);
+    let mut cache = engine(32, 4);
+    let first = lease(&mut cache, &prompt(1, 9));
+    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4), &[1, 2]).unwrap()
+    else {
+        panic!("there is room")
+    };
+    let published = cache.publish(&first, &prompt(1, 4), &[1, 2], pending);
+    published.expect("a miss has no state to load");
     let lease = lease(&mut cache, &prompt(1, 9));
     assert!(cache.lease_state(&lease).unwrap().is_some(), "not loaded");
-    let refused = cache.reserve(&lease, &prompt(1, 8));
+    let refused = cache.reserve(&lease, &prompt(1, 8), &[3, 4]);
     assert_eq!(
         refused.err(),
         Some(Misuse::NotLoaded),
@@ -81,7 +87,6 @@ fn a_state_that_was_not_kept_is_no_shallower_for_it() {
         slot: 1,
         reached: 8,
     };
-    assert_eq!(cache.can_checkpoint(&sequence, 4, 1), Err(misuse.clone()));
     let refused = cache.reserve_checkpoint(&sequence, 4, 1);
     assert_eq!(refused.unwrap_err(), misuse);
 }
@@ -92,62 +97,39 @@ fn each_slot_has_a_depth_of_its_own_that_ends_with_it() {
     let sequence = start(&mut cache, &prompt(1, 13));
     let further = cache.take_slot(&sequence).unwrap();
     checkpoint(&mut cache, &sequence, 12);
-    assert_eq!(cache.can_checkpoint(&sequence, 4, further), Ok(()));
     drop(cache.reserve_checkpoint(&sequence, 8, further).unwrap());
-    assert!(cache.can_checkpoint(&sequence, 4, further).is_err());
+    let passed = cache.reserve_checkpoint(&sequence, 4, further);
+    assert!(passed.is_err());
     cache.give_back_slot(&sequence, further).unwrap();
     assert_eq!(cache.take_slot(&sequence), Ok(further), "the same again");
-    assert_eq!(cache.can_checkpoint(&sequence, 4, further), Ok(()));
+    drop(cache.reserve_checkpoint(&sequence, 4, further).unwrap());
     assert_sound(&mut cache);
 }
 
 #[test]
-fn of_an_engines_slot_only_what_was_reused_is_known() {
-    let mut cache = Cache::new(Config {
-        active: PoolConfig::external(2),
-        ..config(32, 2, 4)
-    })
-    .unwrap();
-    let first = start(&mut cache, &prompt(1, 9));
-    drop(cache.reserve_checkpoint(&first, 8, 1).unwrap());
-    let Reservation::Pending(pending) = cache.reserve_checkpoint(&first, 4, 1).unwrap() else {
-        panic!("the engine may have another state in that slot by now")
-    };
-    cache.commit(&first, pending).unwrap();
-    let second = start(&mut cache, &prompt(1, 9));
-    assert_eq!(cache.view(&second).unwrap().reused(), 4);
-    let misuse = Misuse::DepthPassed {
-        depth: 0,
-        slot: 2,
-        reached: 4,
-    };
-    assert_eq!(cache.can_checkpoint(&second, 0, 2), Err(misuse));
-}
-
-#[test]
 fn a_lease_publishes_what_it_has_before_its_state_is_loaded_and_more_after() {
-    let mut cache = Cache::new(Config {
-        kv: PoolConfig::external(16),
-        active: PoolConfig::external(2),
-        ..config(16, 2, 4)
-    })
-    .unwrap();
+    let mut cache = engine(16, 4);
     let first = lease(&mut cache, &prompt(1, 9));
-    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4)).unwrap() else {
+    let Reservation::Pending(pending) = cache.reserve(&first, &prompt(1, 4), &[1, 2]).unwrap()
+    else {
         panic!("there is room")
     };
     let published = cache.publish(&first, &prompt(1, 4), &[1, 2], pending);
     published.expect("a miss has no state to load");
     let second = lease(&mut cache, &prompt(1, 9));
-    assert_eq!(cache.can_publish(&second, &prompt(1, 4), &[]), Ok(()));
+    let within = cache.extend(&second, &prompt(1, 4), &[]).unwrap();
+    assert_eq!((within.skipped, within.replaced), (None, 0..0));
+    let more = prompt(1, 8);
+    let refused = cache.extend(&second, &more, &[3, 4]);
+    assert_eq!(refused.unwrap_err(), Misuse::NotLoaded);
     assert_eq!(
-        cache.can_publish(&second, &prompt(1, 8), &[3, 4]),
-        Err(Misuse::NotLoaded)
+        cache.reserve(&second, &more, &[3, 4]).unwrap_err(),
+        Misuse::NotLoaded
     );
     cache.lease_loaded(&second).unwrap();
-    assert_eq!(cache.can_publish(&second, &prompt(1, 8), &[3, 4]), Ok(()));
+    cache.extend(&second, &more, &[3, 4]).unwrap();
     assert!(matches!(
-        cache.reserve(&second, &prompt(1, 8)),
+        cache.reserve(&second, &more, &[]),
         Ok(Reservation::Pending(_))
     ));
 }
@@ -187,7 +169,7 @@ fn a_start_takes_its_further_slots_or_evicts_nothing() {
     let Started {
         sequence, begin, ..
     } = try_start(&mut cache, &prompt(3, 10), with_slots(3)).unwrap();
-    assert_eq!(begin, Begin::Clear { dst: Some(1) });
+    assert_eq!(begin, Begin::Clear { dst: 1 });
     let slots: Vec<u32> = cache.view(&sequence).unwrap().slots().collect();
     assert_eq!(slots, [1, 2, 3]);
     drop(sequence);
@@ -196,26 +178,12 @@ fn a_start_takes_its_further_slots_or_evicts_nothing() {
 }
 
 #[test]
-fn a_start_takes_at_least_the_slot_it_runs_in_and_none_of_an_engines() {
-    let mut internal = cache(8, 2, 2);
-    let error = try_start(&mut internal, &prompt(1, 2), with_slots(0)).unwrap_err();
+fn a_start_takes_at_least_the_slot_it_runs_in() {
+    let mut cache = cache(8, 2, 2);
+    let error = try_start(&mut cache, &prompt(1, 2), with_slots(0)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "a sequence has at least 1 active slot, got slots=0"
-    );
-    let mut engine = Cache::new(Config {
-        active: PoolConfig::external(2),
-        ..config(8, 2, 2)
-    })
-    .unwrap();
-    let error = try_start(&mut engine, &prompt(1, 2), with_slots(2)).unwrap_err();
-    let mode = Misuse::PoolMode("the engine allocates active slots: take one there");
-    assert_eq!(error, Error::Misuse(mode));
-    let sequence = start(&mut engine, &prompt(1, 2));
-    assert_eq!(engine.view(&sequence).unwrap().slot(), None);
-    assert_eq!(
-        engine.give_back_slot(&sequence, 1),
-        Err(Misuse::NotYourSlot { slot: 1 })
     );
 }
 

@@ -2,8 +2,8 @@
 //! device knows what every row holds: on every read it demands the content that belongs to the
 //! prefix.
 
-use radixstate::{Config, Namespace, PoolConfig, Stats};
-use radixstate_replay::{Engine, Habits, Leases, Random, Scheduler, Seen};
+use radixstate::{Config, EnginePages, LogicalPages, Namespace, PoolConfig, Stats};
+use radixstate_replay::{Engine, Habits, Leases, Random, Scheduler, Seen, Sharing};
 
 const HABITS: Habits = Habits {
     chunk: (1, 6),
@@ -23,17 +23,18 @@ fn config(random: &mut Random) -> Config {
         page_size,
         checkpoint_stride,
         // At least a whole request of 40 tokens, at most three.
-        kv: PoolConfig::external(40_u32.div_ceil(page_size) * (1 + random.below(3) as u32)),
-        active: PoolConfig::external(2 + random.below(5) as u32),
+        kv: PoolConfig::internal(40_u32.div_ceil(page_size) * (1 + random.below(3) as u32)),
+        active: PoolConfig::internal(2 + random.below(5) as u32),
         checkpoints: PoolConfig::internal(1 + random.below(8) as u32),
     }
 }
 
 /// Serves random requests; returns what the engine and the cache counted.
-fn serve(seed: u64) -> (Seen, Stats) {
+fn serve<O: Sharing>(seed: u64) -> (Seen, Stats) {
     println!("seed {seed}");
     let mut random = Random::new(seed);
-    let mut scheduler = Scheduler::new(Leases::new(config(&mut random)), HABITS, seed + 1);
+    let engine = Leases::<O>::new(config(&mut random));
+    let mut scheduler = Scheduler::new(engine, HABITS, seed + 1);
     for _ in 0..150 {
         if random.one_in(3) {
             let tokens: Vec<u32> = (0..1 + random.below(24)).map(|_| random.token()).collect();
@@ -54,9 +55,18 @@ fn serve(seed: u64) -> (Seen, Stats) {
 
 #[test]
 fn every_read_finds_what_belongs_to_its_prefix_and_nothing_leaks() {
+    serve_many::<EnginePages>();
+}
+
+#[test]
+fn every_read_finds_its_content_where_pages_have_numbers() {
+    serve_many::<LogicalPages>();
+}
+
+fn serve_many<O: Sharing>() {
     let mut total = [0; 11];
     for seed in 0..400 {
-        let (seen, stats) = serve(seed);
+        let (seen, stats) = serve::<O>(seed);
         let counts = [
             seen.finished,
             seen.aborted,

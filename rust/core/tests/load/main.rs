@@ -167,11 +167,7 @@ fn plant(cache: &mut Cache, namespace: &Namespace, tokens: &[u32]) {
     let started = cache.start(namespace, tokens, StartOptions::default());
     let sequence = started.expect("it is empty").sequence;
     cache.loaded(&sequence).expect("it was started just now");
-    let slot = cache
-        .view(&sequence)
-        .expect("it is ours")
-        .slot()
-        .expect("the pool is internal");
+    let slot = cache.view(&sequence).expect("it is ours").slot();
     let reserved = cache.reserve_checkpoint(&sequence, tokens.len(), slot);
     let Ok(Reservation::Pending(pending)) = reserved else {
         panic!("{reserved:?}")

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use arbitrary::Unstructured;
 use radixstate::policy::{Candidate, CandidateId, Lru, Policy, Scope};
-use radixstate_replay::decode;
+use radixstate::{Config, EnginePages, LogicalPages, OwnPages};
+use radixstate_replay::{Who, decode};
 
-use crate::differential::Both;
+use crate::differential::{Both, Front};
 use crate::soak::draw;
 
 /// Evicts as `Lru` does, and remembers each candidate as it was told.
@@ -61,13 +62,21 @@ impl Policy for Witness {
 #[test]
 fn a_policy_is_told_the_truth_and_nothing_twice() {
     for seed in 2_000..2_060 {
-        let config = decode::config(&mut Unstructured::new(&draw(seed, 0))).expect("any bytes do");
-        let mut both = Both::with_policy(config, Box::new(Witness::default()));
-        for step in 1..=300 {
-            let op = decode::operation(&mut Unstructured::new(&draw(seed, step)));
-            both.apply(&op.expect("any bytes do"));
-            both.verify();
+        let drawn = decode::config(&mut Unstructured::new(&draw(seed, 0))).expect("any bytes do");
+        match drawn.who {
+            Who::Cache => serve::<OwnPages>(drawn.config, seed),
+            Who::Engine => serve::<EnginePages>(drawn.config, seed),
+            Who::Logical => serve::<LogicalPages>(drawn.config, seed),
         }
-        both.wind_down(seed.is_multiple_of(2));
     }
+}
+
+fn serve<O: Front>(config: Config, seed: u64) {
+    let mut both = Both::<O>::with_policy(config, Box::new(Witness::default()));
+    for step in 1..=300 {
+        let op = decode::operation(&mut Unstructured::new(&draw(seed, step)));
+        both.apply(&op.expect("any bytes do"));
+        both.verify();
+    }
+    both.wind_down(seed.is_multiple_of(2));
 }

@@ -12,36 +12,29 @@ use proptest::test_runner::{Config as RunnerConfig, RngSeed, TestRunner};
 use radixstate::{Config, PoolConfig, PoolKind, StartOptions, Stats};
 
 use crate::differential;
-use radixstate_replay::{Depth, Op, Wrong};
+use radixstate_replay::decode::Drawn;
+use radixstate_replay::{Depth, Op, Who, Wrong};
 
 /// A geometry, and pools small enough to run short.
-fn config() -> impl Strategy<Value = Config> {
+fn config() -> impl Strategy<Value = Drawn> {
     let kv = prop_oneof![1 => Just(None), 3 => (0..20u32).prop_map(Some)];
-    let pools = (kv, any::<bool>(), 1..4u32, any::<bool>(), 1..7u32);
+    let who = prop_oneof![2 => Just(Who::Cache), 1 => Just(Who::Engine), 1 => Just(Who::Logical)];
+    let pools = (kv, who, 1..4u32, 1..7u32);
     (1..=4u32, 1..=6u32, pools).prop_map(|(page_size, checkpoint_stride, pools)| {
-        let (kv, kv_external, active, active_external, checkpoints) = pools;
+        let (kv, who, active, checkpoints) = pools;
         // More than the pages up to the first legal depth: the cache refuses less.
         let legal = (1..)
             .find(|pages| (pages * page_size).is_multiple_of(checkpoint_stride))
             .expect("an lcm exists");
-        let kv = PoolConfig {
-            capacity: kv.map_or(0, |more| legal + 1 + more),
-            external: kv_external,
-            unit_bytes: 3,
-        };
-        let active = PoolConfig {
-            capacity: active,
-            external: active_external,
-            unit_bytes: 5,
-        };
-        let checkpoints = PoolConfig::internal(checkpoints).bytes(7);
-        Config {
+        let kv = kv.map_or(0, |more| legal + 1 + more);
+        let config = Config {
             page_size,
             checkpoint_stride,
-            kv,
-            active,
-            checkpoints,
-        }
+            kv: PoolConfig::internal(kv).bytes(3),
+            active: PoolConfig::internal(active).bytes(5),
+            checkpoints: PoolConfig::internal(checkpoints).bytes(7),
+        };
+        Drawn { config, who }
     })
 }
 
@@ -129,6 +122,7 @@ fn engine() -> impl Strategy<Value = Op> {
         2 => n.clone().prop_map(Op::LeaseLoaded),
         5 => (n.clone(), tokens(20), depth())
             .prop_map(|(lease, more, depth)| Op::ReserveLeased { lease, more, depth }),
+        3 => (n.clone(), tokens(20)).prop_map(|(lease, more)| Op::Extend { lease, more }),
         2 => n.clone().prop_map(Op::Release),
         1 => n.clone().prop_map(Op::DropLease),
         2 => (pool(), 0..4usize).prop_map(|(pool, n)| Op::Evict(pool, n)),
@@ -145,7 +139,7 @@ fn engine() -> impl Strategy<Value = Op> {
 }
 
 fn operations() -> impl Strategy<Value = Vec<Op>> {
-    prop::collection::vec(prop_oneof![3 => request(), 1 => engine()], 1..120)
+    prop::collection::vec(prop_oneof![3 => request(), 2 => engine()], 1..120)
 }
 
 /// What all cases together have met; a rule that no case reaches is a rule that is not tested.

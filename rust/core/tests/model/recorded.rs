@@ -7,10 +7,10 @@
 use std::fmt::Write;
 
 use arbitrary::Unstructured;
-use radixstate::{Config, PoolConfig, StartOptions};
+use radixstate::{Config, EnginePages, OwnPages, StartOptions};
 use radixstate_replay::{Op, decode};
 
-use crate::differential::Both;
+use crate::differential::{Both, Front};
 use crate::soak::draw;
 
 const OPERATIONS: usize = 600;
@@ -27,20 +27,8 @@ fn leases(seed: u64) -> bool {
 }
 
 fn config(seed: u64) -> Config {
-    let drawn = decode::config(&mut Unstructured::new(&draw(seed, 0))).expect("any bytes do");
-    let kv = PoolConfig {
-        external: leases(seed) || drawn.kv.external,
-        ..drawn.kv
-    };
-    let active = PoolConfig {
-        external: leases(seed),
-        ..drawn.active
-    };
-    Config {
-        kv,
-        active,
-        ..drawn
-    }
+    let drawn = decode::config(&mut Unstructured::new(&draw(seed, 0)));
+    drawn.expect("any bytes do").config
 }
 
 /// The operation as it was when it was recorded: proofs, cancelled steps and further slots that are
@@ -68,6 +56,7 @@ fn recorded(seed: u64, op: Op) -> Op {
             },
         },
         Op::GiveBackSlot { sequence, .. } => Op::TakeSlot(sequence),
+        Op::Extend { lease, .. } => Op::Release(lease),
         Op::Complete { .. } | Op::CancelStep(_) | Op::DropStep(_) => Op::TakeFreed,
         op => op,
     }
@@ -81,14 +70,21 @@ fn belongs(seed: u64, op: &Op) -> bool {
         | Op::Release(_)
         | Op::DropLease(_)
         | Op::ReserveLeased { .. } => leases(seed),
-        Op::Start { .. } | Op::Serve { .. } => !leases(seed),
+        Op::Start { .. } | Op::Serve { .. } | Op::TakeSlot(_) => !leases(seed),
         _ => true,
     }
 }
 
 /// The digest of one cache, from empty to empty.
 fn digest(seed: u64) -> u64 {
-    let mut both = Both::new(config(seed));
+    if leases(seed) {
+        digest_with(seed, Both::<EnginePages>::new(config(seed)))
+    } else {
+        digest_with(seed, Both::<OwnPages>::new(config(seed)))
+    }
+}
+
+fn digest_with<O: Front>(seed: u64, mut both: Both<O>) -> u64 {
     for step in 1..=OPERATIONS {
         let op = decode::operation(&mut Unstructured::new(&draw(seed, step)));
         let op = recorded(seed, op.expect("any bytes do"));

@@ -7,6 +7,6 @@ use radixstate_replay::decode::decode;
 
 /// Runs the operations that bytes mean; any bytes do.
 pub(crate) fn replay(bytes: &[u8]) -> Option<Stats> {
-    let (config, ops, by_page) = decode(bytes).ok()?;
-    Some(differential::run(config, &ops, by_page))
+    let (drawn, ops, by_page) = decode(bytes).ok()?;
+    Some(differential::run(drawn, &ops, by_page))
 }

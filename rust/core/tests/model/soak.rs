@@ -10,10 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use arbitrary::Unstructured;
-use radixstate::PoolKind;
+use radixstate::{EnginePages, LogicalPages, OwnPages, PoolKind};
 
-use crate::differential::Both;
-use radixstate_replay::decode;
+use crate::differential::{Both, Front};
+use radixstate_replay::Who;
+use radixstate_replay::decode::{self, Drawn};
 
 /// Operations on one cache, from small to large.
 const OPERATIONS: usize = 400;
@@ -41,7 +42,7 @@ pub(crate) fn draw(seed: u64, step: usize) -> [u8; 16] {
 }
 
 /// What a cache holds: where its slots are, and which prefixes have states.
-fn fingerprint(both: &mut Both) -> u64 {
+fn fingerprint<O: Front>(both: &mut Both<O>) -> u64 {
     let usage =
         [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint].map(|pool| both.real.usage(pool));
     let places = usage.map(|usage| {
@@ -65,9 +66,16 @@ fn fingerprint(both: &mut Both) -> u64 {
 impl Soaked {
     /// One cache, from empty to empty.
     fn live(&mut self, seed: u64) {
-        let config = decode::config(&mut Unstructured::new(&draw(seed, 0)))
-            .expect("any bytes mean a configuration");
-        let mut both = Both::new(config);
+        let drawn = decode::config(&mut Unstructured::new(&draw(seed, 0)));
+        let Drawn { config, who } = drawn.expect("any bytes mean a configuration");
+        match who {
+            Who::Cache => self.live_with(seed, Both::<OwnPages>::new(config)),
+            Who::Engine => self.live_with(seed, Both::<EnginePages>::new(config)),
+            Who::Logical => self.live_with(seed, Both::<LogicalPages>::new(config)),
+        }
+    }
+
+    fn live_with<O: Front>(&mut self, seed: u64, mut both: Both<O>) {
         for step in 1..=OPERATIONS {
             let op = decode::operation(&mut Unstructured::new(&draw(seed, step)))
                 .expect("any bytes mean an operation");

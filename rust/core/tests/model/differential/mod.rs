@@ -1,18 +1,22 @@
 //! The real cache and the naive one, driven together: equal results, equal pools, equal counters,
 //! equal eviction order.
 
+mod leases;
 mod misuses;
+mod sequences;
 
 use std::collections::BTreeSet;
 
 use radixstate::policy::{Lru, Policy};
 use radixstate::{
-    Begin, Bytes, Cache, Commit, Config, Lease, Match, Namespace, Outcome, Pending, PoolKind,
-    Published, Reservation, Sequence, Skip, StartOptions, Started, Stats, Step, Stored, Usage,
+    Bytes, Cache, Commit, Config, EnginePages, Lease, LogicalPages, Match, Namespace, Outcome,
+    OwnPages, Pending, PoolConfig, PoolKind, Reservation, Sequence, Skip, Stats, Step, Stored,
+    Usage,
 };
+use radixstate_replay::decode::Drawn;
+use radixstate_replay::{Op, Owner, Who, Wrong};
 
-use crate::oracle::{Found, Fresh, Naive, Published as Expected, Reserved};
-use radixstate_replay::{Depth, Op};
+use crate::oracle::{Found, Naive, Published as Expected};
 
 /// Ends every prompt of a probe, so that a checkpoint at the end of the cached part can be hit.
 const END: u32 = 9;
@@ -33,9 +37,9 @@ struct Looked {
 }
 
 /// The real cache, the naive one, and what their caller holds.
-pub(crate) struct Both {
+pub(crate) struct Both<O: Front> {
     config: Config,
-    pub(crate) real: Cache,
+    pub(crate) real: Cache<O>,
     pub(crate) naive: Naive,
     sequences: Vec<(u64, Sequence)>,
     leases: Vec<(u64, Lease)>,
@@ -48,10 +52,35 @@ pub(crate) struct Both {
     next: u64,
 }
 
+/// What only caches of one owner of pages can do.
+pub(crate) trait Front: Owner {
+    /// Operations on requests.
+    fn apply(both: &mut Both<Self>, op: &Op) -> Option<()>;
+
+    /// Brings the pending checkpoint at `n` of a live owner into the tree.
+    fn commit(both: &mut Both<Self>, n: usize, owner: u64) -> Option<()>;
+
+    /// A pending checkpoint with another owner, or with pages that can't be.
+    fn wrong(both: &mut Both<Self>, wrong: Wrong, n: usize) -> Option<()>;
+
+    fn take_freed(_: &mut Both<Self>) {}
+
+    /// Whatever holders can see is equal.
+    fn verify(both: &Both<Self>);
+}
+
 /// Runs operations with a comparison after each, then gives everything back. Returns what was
 /// counted.
-pub(crate) fn run(config: Config, ops: &[Op], by_page: bool) -> Stats {
-    let mut both = Both::new(config);
+pub(crate) fn run(drawn: Drawn, ops: &[Op], by_page: bool) -> Stats {
+    match drawn.who {
+        Who::Cache => run_with::<OwnPages>(drawn.config, ops, by_page),
+        Who::Engine => run_with::<EnginePages>(drawn.config, ops, by_page),
+        Who::Logical => run_with::<LogicalPages>(drawn.config, ops, by_page),
+    }
+}
+
+fn run_with<O: Front>(config: Config, ops: &[Op], by_page: bool) -> Stats {
+    let mut both = Both::<O>::new(config);
     for op in ops {
         both.apply(op);
         both.verify();
@@ -72,6 +101,26 @@ fn pick<T>(list: &[T], n: usize) -> Option<usize> {
     (!list.is_empty()).then(|| n % list.len())
 }
 
+/// A configuration for tests of one call.
+#[cfg(test)]
+fn small() -> Config {
+    Config {
+        page_size: 2,
+        checkpoint_stride: 4,
+        kv: PoolConfig::internal(8),
+        active: PoolConfig::internal(2),
+        checkpoints: PoolConfig::internal(2),
+    }
+}
+
+/// The store that an outcome names.
+fn serial(outcome: &Commit) -> Option<u64> {
+    match outcome {
+        Commit::Stored(stored) => Some(stored.serial),
+        Commit::Skipped(_) => None,
+    }
+}
+
 fn assert_same_match(real: &Match, found: &Found) {
     let Found {
         length,
@@ -88,23 +137,22 @@ fn assert_same_match(real: &Match, found: &Found) {
     assert_eq!(real.encodings, encodings);
 }
 
-impl Both {
+impl<O: Front> Both<O> {
     pub(crate) fn new(config: Config) -> Self {
         Self::with_policy(config, Box::new(Lru::default()))
     }
 
     /// With a policy that evicts as the naive cache does: the least recently used first.
     pub(crate) fn with_policy(config: Config, policy: Box<dyn Policy>) -> Self {
-        let engine_free = if config.kv.external {
-            (1..=config.kv.capacity).collect()
-        } else {
-            BTreeSet::new()
+        let engine_free = match O::WHO {
+            Who::Engine => (1..=config.kv.capacity).collect(),
+            Who::Cache | Who::Logical => BTreeSet::new(),
         };
         Self {
             config,
-            real: Cache::with_policy(config, policy)
+            real: Cache::with_policy(O::config(config), policy)
                 .expect("the strategy makes usable configurations"),
-            naive: Naive::new(config),
+            naive: Naive::new(config, O::WHO),
             sequences: Vec::new(),
             leases: Vec::new(),
             pending: Vec::new(),
@@ -122,146 +170,89 @@ impl Both {
     }
 
     /// Applies `op` to both caches. `None` when it names something and there is none: its numbers
-    /// were drawn before it was known what lives.
+    /// were drawn before it was known what lives, or who owns the pages.
     pub(crate) fn apply(&mut self, op: &Op) -> Option<()> {
         match op {
-            Op::Start {
-                tenant,
-                tokens,
-                options,
-            } => self.start(&namespace(*tenant), tokens, *options),
-            Op::Serve {
-                tenant,
-                tokens,
-                ends,
-            } => return self.serve(&namespace(*tenant), tokens, *ends),
-            Op::Reserve {
-                sequence,
-                depth,
-                source,
-            } => return self.reserve(*sequence, *depth, *source),
-            Op::ReserveLeased { lease, more, depth } => {
-                return self.reserve_leased(*lease, more, *depth);
-            }
-            Op::Commit { pending, proven } => return self.commit(*pending, *proven),
-            Op::DropPending(n) => return self.drop_pending(*n),
-            Op::Discard(n) => return self.discard(*n),
-            Op::Wrong(wrong, n) => return self.wrong(*wrong, *n),
-            Op::Loaded(_) | Op::Grow(..) | Op::Append(..) | Op::Shrink(_) | Op::TakeSlot(_) => {
-                return self.apply_running(op);
-            }
-            Op::GiveBackSlot { sequence, slot } => return self.give_back_slot(*sequence, *slot),
-            Op::Finish(_) | Op::DropSequences { .. } | Op::Release(_) | Op::DropLease(_) => {
-                return self.apply_end(op);
-            }
-            Op::Lookup { .. } | Op::Lease(_) | Op::LeaseLoaded(_) => return self.apply_read(op),
-            _ => return self.apply_whole(op),
-        }
-        Some(())
-    }
-
-    fn apply_running(&mut self, op: &Op) -> Option<()> {
-        let (real, naive) = (&mut self.real, &mut self.naive);
-        let (Op::Loaded(n) | Op::Grow(n, _) | Op::Append(n, _) | Op::Shrink(n) | Op::TakeSlot(n)) =
-            op
-        else {
-            unreachable!("{op:?} is not of a running sequence");
-        };
-        let (id, sequence) = &self.sequences[pick(&self.sequences, *n)?];
-        match op {
-            Op::Loaded(_) => assert_eq!(real.loaded(sequence), naive.loaded(*id)),
-            Op::Append(_, tokens) => {
-                assert_eq!(real.append(sequence, tokens), naive.append(*id, tokens))
-            }
-            Op::Grow(_, by) => {
-                let before = real.view(sequence).unwrap().pages().len();
-                let grown = real.grow(sequence, *by);
-                let fresh = real.view(sequence).unwrap().pages().split_off(before);
-                assert_eq!(grown, naive.grow(*id, *by, fresh));
-            }
-            Op::Shrink(_) => {
-                real.shrink(sequence).unwrap();
-                naive.shrink(*id);
-            }
-            _ => {
-                let taken = real.take_slot(sequence);
-                assert_eq!(taken.clone().map(drop), naive.take_slot(*id, taken.ok()));
-            }
-        }
-        Some(())
-    }
-
-    fn give_back_slot(&mut self, n: usize, slot: usize) -> Option<()> {
-        let (id, sequence) = &self.sequences[pick(&self.sequences, n)?];
-        let slot = self.source(self.naive.holders[id].slots(), slot);
-        let given_back = self.real.give_back_slot(sequence, slot);
-        assert_eq!(given_back, self.naive.give_back_slot(*id, slot));
-        Some(())
-    }
-
-    fn apply_end(&mut self, op: &Op) -> Option<()> {
-        match *op {
-            Op::Finish(n) => {
-                let (id, sequence) = self.sequences.swap_remove(pick(&self.sequences, n)?);
-                if id.is_multiple_of(2) {
-                    self.real.finish(sequence)
-                } else {
-                    self.real.abort(sequence)
+            Op::Commit { pending, proven } => {
+                let n = self.mark(*pending, *proven)?;
+                let owner = self.naive.reserved[&self.pending[n].id].owner;
+                if self.naive.holders.contains_key(&owner) {
+                    return O::commit(self, n, owner);
                 }
-                .unwrap();
-                self.naive.finish(id);
+                self.drop_pending(n)
             }
-            Op::DropSequences { first, count } => {
-                let first = pick(&self.sequences, first)?;
-                let end = (first + count).min(self.sequences.len());
-                let mut dropped: Vec<u64> = self
-                    .sequences
-                    .drain(first..end)
-                    .rev()
-                    .map(|(id, _)| id)
-                    .collect();
-                // Whatever the order of the drops, the cache takes back the oldest first.
-                dropped.sort_unstable();
-                dropped.into_iter().for_each(|id| self.naive.finish(id));
-            }
-            Op::Release(n) => {
-                let (id, lease) = self.leases.swap_remove(pick(&self.leases, n)?);
-                self.real.release(lease).unwrap();
-                self.naive.finish(id);
-            }
-            Op::DropLease(n) => {
-                let (id, lease) = self.leases.swap_remove(pick(&self.leases, n)?);
-                drop(lease);
-                self.naive.finish(id);
-            }
-            _ => unreachable!("{op:?} ends nothing"),
-        }
-        Some(())
-    }
-
-    fn apply_read(&mut self, op: &Op) -> Option<()> {
-        match op {
+            Op::DropPending(n) => self.drop_pending(*n),
+            Op::Discard(n) => self.discard(*n),
+            Op::Wrong(wrong, n) => self.wrong(*wrong, *n),
             Op::Lookup {
                 tenant,
                 tokens,
                 max_length,
-            } => self.look_up(&namespace(*tenant), tokens, *max_length),
+            } => {
+                self.look_up(&namespace(*tenant), tokens, *max_length);
+                Some(())
+            }
+            Op::TakeFreed => {
+                O::take_freed(self);
+                Some(())
+            }
+            Op::Evict(..)
+            | Op::BeginStep
+            | Op::DropStep(_)
+            | Op::RetireStep { .. }
+            | Op::CancelStep(_)
+            | Op::Complete { .. }
+            | Op::Refuse(_)
+            | Op::Reset => self.apply_whole(op),
+            Op::Lease(_) | Op::LeaseLoaded(_) | Op::Release(_) | Op::DropLease(_) => {
+                self.apply_pin(op)
+            }
+            _ => O::apply(self, op),
+        }
+    }
+
+    fn apply_pin(&mut self, op: &Op) -> Option<()> {
+        match op {
             Op::Lease(n) => self.lease(pick(&self.looked, *n)?),
             Op::LeaseLoaded(n) => {
                 let (id, lease) = &self.leases[pick(&self.leases, *n)?];
                 self.real.lease_loaded(lease).unwrap();
                 self.naive.lease_loaded(*id);
             }
-            _ => unreachable!("{op:?} reads nothing"),
+            Op::Release(n) => {
+                let (id, lease) = self.leases.swap_remove(pick(&self.leases, *n)?);
+                self.real.release(lease).unwrap();
+                self.naive.finish(id);
+            }
+            Op::DropLease(n) => {
+                let (id, lease) = self.leases.swap_remove(pick(&self.leases, *n)?);
+                drop(lease);
+                self.naive.finish(id);
+            }
+            _ => unreachable!("{op:?} pins nothing"),
         }
         Some(())
+    }
+
+    fn lease(&mut self, n: usize) {
+        let id = self.id();
+        let Looked {
+            namespace,
+            tokens,
+            real,
+            found,
+        } = &self.looked[n];
+        let leased = self.real.lease(real);
+        match self.naive.lease(id, namespace, tokens, found) {
+            Ok(()) => self.leases.push((id, leased.expect("the model leases it"))),
+            Err(misuse) => assert_eq!(leased.unwrap_err(), misuse),
+        }
     }
 
     /// What concerns no single request.
     fn apply_whole(&mut self, op: &Op) -> Option<()> {
         match *op {
             Op::Evict(pool, n) => assert_eq!(self.real.evict(pool, n), self.naive.evict(pool, n)),
-            Op::TakeFreed => self.take_freed(),
             Op::BeginStep => {
                 let step = self.real.begin_step();
                 assert_eq!(step.id(), self.naive.begin_step());
@@ -328,62 +319,6 @@ impl Both {
         self.naive.complete(ticket, finite);
     }
 
-    fn start(&mut self, namespace: &Namespace, tokens: &[u32], options: StartOptions) {
-        let id = self.id();
-        let started = self.real.start(namespace, tokens, options);
-        let fresh = started.as_ref().map_or_else(
-            |_| Fresh::default(),
-            |started| self.fresh(&started.sequence),
-        );
-        let found = match self.naive.start(id, namespace, tokens, options, fresh) {
-            Ok(found) => found,
-            Err(error) => return assert_eq!(started.unwrap_err(), error),
-        };
-        let Started {
-            sequence,
-            matched,
-            begin,
-        } = started.expect("the model starts it");
-        assert_same_match(&matched, &found);
-        let dst = self.real.view(&sequence).unwrap().slot();
-        match found.state {
-            Some((src, _)) => assert_eq!(begin, Begin::Load { src, dst }),
-            None => assert_eq!(begin, Begin::Clear { dst }),
-        }
-        self.sequences.push((id, sequence));
-    }
-
-    /// A whole request, as its parts: whatever skips a part ends it.
-    fn serve(&mut self, namespace: &Namespace, tokens: &[u32], ends: bool) -> Option<()> {
-        let (running, waiting) = (self.sequences.len(), self.pending.len());
-        self.start(namespace, tokens, StartOptions::default());
-        if self.sequences.len() > running {
-            self.apply(&Op::Loaded(running));
-            self.reserve(running, Depth::Deepest, 0)?;
-            if self.pending.len() > waiting {
-                self.commit(waiting, true)?;
-            }
-            if ends {
-                self.apply(&Op::Finish(running));
-            }
-        }
-        Some(())
-    }
-
-    /// The slots that the real cache took for a sequence just started.
-    fn fresh(&self, sequence: &Sequence) -> Fresh {
-        let view = self.real.view(sequence).unwrap();
-        let shared = if self.naive.has_kv() {
-            view.leased() / self.config.page_size as usize
-        } else {
-            0
-        };
-        Fresh {
-            pages: view.pages().split_off(shared),
-            active: view.slots().collect(),
-        }
-    }
-
     fn look_up(&mut self, namespace: &Namespace, tokens: &[u32], max_length: Option<usize>) {
         let real = self.real.lookup(namespace, tokens, max_length).unwrap();
         self.naive.stats.lookups += 1;
@@ -397,63 +332,12 @@ impl Both {
         });
     }
 
-    fn lease(&mut self, n: usize) {
-        let id = self.id();
-        let Looked {
-            namespace,
-            tokens,
-            real,
-            found,
-        } = &self.looked[n];
-        let leased = self.real.lease(real);
-        match self.naive.lease(id, namespace, tokens, found) {
-            Ok(()) => self.leases.push((id, leased.expect("the model leases it"))),
-            Err(misuse) => assert_eq!(leased.unwrap_err(), misuse),
-        }
-    }
-
-    fn reserve(&mut self, n: usize, depth: Depth, source: usize) -> Option<()> {
-        let id = self.id();
-        let (owner, sequence) = &self.sequences[pick(&self.sequences, n)?];
-        let holder = &self.naive.holders[owner];
-        let depth = depth.pick(self.naive.legal, holder.written());
-        let source = self.source(holder.slots(), source);
-        let allowed = self.real.can_checkpoint(sequence, depth, source);
-        assert_eq!(allowed, self.naive.check_source(*owner, depth, source));
-        let reservation = self.real.reserve_checkpoint(sequence, depth, source);
-        if let Err(misuse) = self.naive.check_source(*owner, depth, source) {
-            assert_eq!(reservation.unwrap_err(), misuse);
-            return Some(());
-        }
-        let (owner, tokens) = (*owner, holder.tokens[..depth].to_vec());
-        self.naive.reach(owner, depth, source);
-        self.reserved(id, owner, &tokens, reservation.unwrap());
-        Some(())
-    }
-
-    /// Mostly a slot that the sequence may name.
-    fn source(&self, slots: &[u32], n: usize) -> u32 {
+    /// Mostly a slot that the holder may name.
+    fn source(slots: &[u32], n: usize) -> u32 {
         match slots.len() {
-            0 => n as u32 % (self.config.active.capacity + 1),
-            count if n < 60 => slots[n % count],
+            count if count > 0 && n < 60 => slots[n % count],
             _ => 0,
         }
-    }
-
-    fn reserve_leased(&mut self, n: usize, more: &[u32], depth: Depth) -> Option<()> {
-        let id = self.id();
-        let (owner, lease) = &self.leases[pick(&self.leases, n)?];
-        let path = self.naive.holders[owner].holdings.path();
-        let mut tokens = path.map_or_else(Vec::new, |path| path.tokens.clone());
-        tokens.extend(more);
-        tokens.truncate(depth.pick(self.naive.legal, tokens.len()));
-        let reservation = self.real.reserve(lease, &tokens);
-        if let Err(misuse) = self.naive.check_leased(*owner, tokens.len()) {
-            assert_eq!(reservation.unwrap_err(), misuse);
-            return Some(());
-        }
-        self.reserved(id, *owner, &tokens, reservation.unwrap());
-        Some(())
     }
 
     fn reserved(&mut self, id: u64, owner: u64, tokens: &[u32], reservation: Reservation) {
@@ -490,134 +374,20 @@ impl Both {
         Some(())
     }
 
-    /// Commits or publishes, as the owner and the pools demand; drops what cannot be published any
-    /// more.
-    fn commit(&mut self, n: usize, proven: bool) -> Option<()> {
-        let n = pick(&self.pending, n)?;
-        let waiting = self.pending.swap_remove(n);
+    /// Marks the pending checkpoint that is named as proven or not, and puts it last.
+    fn mark(&mut self, n: usize, proven: bool) -> Option<usize> {
+        let Waiting { id, pending, .. } = self.pending.swap_remove(pick(&self.pending, n)?);
+        let pending = if proven { pending } else { pending.unproven() };
         self.pending.push(Waiting {
-            id: waiting.id,
-            pending: if proven {
-                waiting.pending
-            } else {
-                waiting.pending.unproven()
-            },
-            proven,
-        });
-        let n = self.pending.len() - 1;
-        let Reserved { owner, tokens, .. } = self.naive.reserved[&self.pending[n].id].clone();
-        let Some(holder) = self.naive.holders.get(&owner) else {
-            return self.drop_pending(n);
-        };
-        let missing = tokens.len().saturating_sub(holder.depth()) / self.config.page_size as usize;
-        let Some(pages) = self.engine_pages(missing) else {
-            return self.drop_pending(n);
-        };
-        if let Some(at) = self.sequences.iter().position(|(id, _)| *id == owner) {
-            let Waiting {
-                id,
-                pending,
-                proven,
-            } = self.pending.swap_remove(n);
-            let sequence = &self.sequences[at].1;
-            if self.engine_owns_kv() {
-                let published = self.real.commit_pages(sequence, &pages, pending).unwrap();
-                self.published(id, &pages, published, proven);
-            } else {
-                let outcome = self.real.commit(sequence, pending).unwrap();
-                self.committed(id, None, outcome, &[], proven);
-            }
-        } else if self.naive.allocates_kv() {
-            self.drop_pending(n)?;
-        } else {
-            self.publish(n, owner, &tokens, &pages);
-        }
-        Some(())
-    }
-
-    fn publish(&mut self, n: usize, owner: u64, tokens: &[u32], pages: &[u32]) {
-        let Waiting {
             id,
             pending,
             proven,
-        } = self.pending.swap_remove(n);
-        let lease = self
-            .leases
-            .iter()
-            .find(|(id, _)| *id == owner)
-            .map(|(_, lease)| lease);
-        let lease = lease.expect("its holder lives");
-        let allowed = self.naive.check_prefix(owner, tokens);
-        assert_eq!(self.real.can_publish(lease, tokens, pages), allowed);
-        let published = self.real.publish(lease, tokens, pages, pending);
-        match allowed {
-            Ok(()) => self.published(
-                id,
-                pages,
-                published.expect("the model publishes it"),
-                proven,
-            ),
-            Err(misuse) => {
-                assert_eq!(published.unwrap_err().why, misuse);
-                self.naive.drop_reserved(id);
-            }
-        }
+        });
+        Some(self.pending.len() - 1)
     }
 
-    fn published(&mut self, id: u64, given: &[u32], published: Published, proven: bool) {
-        let Published {
-            outcome,
-            canonical,
-            duplicates,
-        } = published;
-        assert_eq!(canonical.len(), given.len());
-        self.committed(id, Some(given), outcome, &duplicates, proven);
-    }
-
-    fn engine_owns_kv(&self) -> bool {
-        self.naive.has_kv() && !self.naive.allocates_kv()
-    }
-
-    /// Free pages of the engine; none when it has too few, no pages at all when it has no KV of its
-    /// own.
-    fn engine_pages(&self, wanted: usize) -> Option<Vec<u32>> {
-        if !self.engine_owns_kv() {
-            return Some(Vec::new());
-        }
-        let pages: Vec<u32> = self.engine_free.iter().copied().take(wanted).collect();
-        (pages.len() == wanted).then_some(pages)
-    }
-
-    fn committed(
-        &mut self,
-        id: u64,
-        given: Option<&[u32]>,
-        outcome: Commit,
-        duplicates: &[u32],
-        proven: bool,
-    ) {
-        let serial = match &outcome {
-            Commit::Stored(stored) => Some(stored.serial),
-            Commit::Skipped(_) => None,
-        };
-        let (expected, expected_duplicates) = self.naive.publish(id, given, serial, proven);
-        assert_eq!(duplicates, expected_duplicates);
-        // A skip takes no page, but for a duplicate among proven pages.
-        let kept = match &outcome {
-            Commit::Skipped(Skip::Duplicate) => duplicates.is_empty(),
-            Commit::Skipped(_) => true,
-            Commit::Stored(_) => false,
-        };
-        for page in given
-            .unwrap_or_default()
-            .iter()
-            .filter(|page| !kept && !duplicates.contains(page))
-        {
-            assert!(
-                self.engine_free.remove(page),
-                "page {page} was the engine's"
-            );
-        }
+    /// Compares what became of a pending checkpoint.
+    fn committed(&mut self, outcome: Commit, expected: Expected) {
         match outcome {
             Commit::Skipped(skip) => assert_eq!(expected, Expected::Skipped(skip)),
             Commit::Stored(stored) => {
@@ -644,20 +414,12 @@ impl Both {
         }
     }
 
-    fn take_freed(&mut self) {
-        let mut freed = self.real.take_freed(PoolKind::Kv);
-        self.engine_free.extend(&freed);
-        let mut expected = self.naive.take_freed(PoolKind::Kv);
-        freed.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(freed, expected);
-    }
-
     /// Both caches agree on everything that can be seen, and the real one is sound.
     pub(crate) fn verify(&mut self) {
         let free: Vec<u32> = self.engine_free.iter().copied().collect();
+        let free = (O::WHO != Who::Logical).then_some(free.as_slice());
         self.real
-            .check(Some(&free))
+            .check(free)
             .unwrap_or_else(|report| panic!("{report}"));
         for pool in [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint] {
             assert_eq!(self.real.usage(pool), self.naive.usage(pool), "{pool}");
@@ -667,7 +429,8 @@ impl Both {
             ..self.naive.stats
         };
         assert_eq!(self.real.stats(), stats);
-        self.verify_holders();
+        self.verify_leases();
+        O::verify(self);
         self.verify_cached();
     }
 
@@ -689,30 +452,18 @@ impl Both {
         }
     }
 
-    fn verify_holders(&self) {
-        for (id, sequence) in &self.sequences {
-            let (view, holder) = (self.real.view(sequence).unwrap(), &self.naive.holders[id]);
-            assert_eq!(view.tokens(), holder.tokens);
-            assert_eq!(
-                (view.reused(), view.claimed(), view.leased()),
-                (holder.reused, holder.claimed, holder.depth())
-            );
-            assert_eq!(view.slots().collect::<Vec<u32>>(), holder.slots());
-            assert_eq!(view.pages(), self.naive.pages_of(*id));
-        }
+    fn verify_leases(&self) {
         for (id, lease) in &self.leases {
-            assert_eq!(
-                self.real.lease_depth(lease).unwrap(),
-                self.naive.holders[id].depth()
-            );
-            assert_eq!(
-                self.real.lease_pages(lease).unwrap(),
-                self.naive.pages_of(*id)
-            );
-            assert_eq!(
-                self.real.lease_state(lease).unwrap(),
-                self.naive.lease_state(*id)
-            );
+            let holder = &self.naive.holders[id];
+            assert_eq!(self.real.lease_depth(lease).unwrap(), holder.depth());
+            let pages = self.naive.path_pages(*id);
+            let page = self.config.page_size as usize;
+            for n in 0..=pages.len() {
+                let past = self.real.lease_pages(lease, n * page).unwrap();
+                assert_eq!(past, pages[n..]);
+            }
+            let state = self.real.lease_state(lease).unwrap();
+            assert_eq!(state, self.naive.lease_state(*id));
         }
     }
 
@@ -737,9 +488,9 @@ impl Both {
         while !self.sequences.is_empty() {
             self.apply(&Op::Finish(0));
         }
-        self.leases
-            .drain(..)
-            .for_each(|(id, _)| self.naive.finish(id));
+        while !self.leases.is_empty() {
+            self.apply(&Op::DropLease(0));
+        }
         self.pending
             .drain(..)
             .for_each(|waiting| self.naive.drop_reserved(waiting.id));
@@ -753,7 +504,7 @@ impl Both {
             self.apply(&Op::Evict(pool, 1));
             self.verify();
         }
-        self.take_freed();
+        O::take_freed(self);
         for pool in [PoolKind::Kv, PoolKind::Active, PoolKind::Checkpoint] {
             let Usage {
                 capacity,
@@ -770,10 +521,9 @@ impl Both {
                 "{pool}: {free} of {capacity} are free"
             );
         }
-        let engine = if self.config.kv.external {
-            self.config.kv.capacity as usize
-        } else {
-            0
+        let engine = match O::WHO {
+            Who::Engine => self.config.kv.capacity as usize,
+            Who::Cache | Who::Logical => 0,
         };
         assert_eq!(
             self.engine_free.len(),

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use radixstate::{Config, Freed, Namespace, Reason, Skip, Stats};
+use radixstate_replay::Who;
 
 /// A whole-page prefix in one namespace, between two resets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,7 +100,7 @@ impl Holdings {
     }
 }
 
-/// A running request or a lease: the latter never has tokens, pages or slots of its own.
+/// A running request or a lease: the latter never has tokens or pages of its own.
 #[derive(Debug, Clone)]
 pub(crate) struct Holder {
     pub(crate) namespace: Namespace,
@@ -173,6 +174,7 @@ pub(crate) struct Fresh {
 
 pub(crate) struct Naive {
     config: Config,
+    who: Who,
     page: usize,
     pub(crate) legal: usize,
     pub(crate) resets: u64,
@@ -188,6 +190,8 @@ pub(crate) struct Naive {
     retiring: VecDeque<(u64, Holdings)>,
     pub(crate) newest: u64,
     pub(crate) outstanding: BTreeSet<u64>,
+    /// Calls of `extend`, each of which names its pages.
+    extends: u64,
     /// Tickets of states that are not yet known to be finite, and their serials.
     pub(crate) proofs: BTreeMap<u64, u64>,
     pub(crate) outbox: Vec<u32>,
@@ -195,7 +199,7 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config, who: Who) -> Self {
         let (page, stride) = (config.page_size as usize, config.checkpoint_stride as usize);
         let legal = (1..)
             .map(|n| n * page)
@@ -203,6 +207,7 @@ impl Naive {
             .expect("an lcm exists");
         Self {
             config,
+            who,
             page,
             legal,
             resets: 0,
@@ -217,6 +222,7 @@ impl Naive {
             retiring: VecDeque::new(),
             newest: 0,
             outstanding: BTreeSet::new(),
+            extends: 0,
             proofs: BTreeMap::new(),
             outbox: Vec::new(),
             stats: Stats::default(),
@@ -231,12 +237,8 @@ impl Naive {
         self.config.kv.capacity > 0
     }
 
-    pub(crate) fn allocates_kv(&self) -> bool {
-        self.has_kv() && !self.config.kv.external
-    }
-
     fn pages_for(&self, tokens: usize) -> usize {
-        if self.allocates_kv() {
+        if self.has_kv() {
             tokens.div_ceil(self.page)
         } else {
             0
@@ -306,7 +308,7 @@ impl Naive {
             .for_each(|serial| _ = self.withdrawn.remove(serial));
         for prefix in &gone {
             let Page { id, .. } = self.pages.remove(prefix).expect("it was listed above");
-            if self.has_kv() && self.config.kv.external {
+            if self.has_kv() && self.who != Who::Cache {
                 self.outbox.push(id);
             }
         }

@@ -10,10 +10,10 @@ use super::{
     Found, Fresh, Holder, Holdings, Naive, Page, Prefix, Published, Reserved, State, Writing,
 };
 
-const TAKE_ONE_THERE: Misuse =
-    Misuse::PoolMode("the engine allocates active slots: take one there");
-
 impl Naive {
+    /// Serials from here on name calls of `extend`.
+    pub(super) const EXTENDS: u64 = u64::MAX / 2;
+
     pub(crate) fn find(
         &self,
         namespace: &Namespace,
@@ -81,16 +81,12 @@ impl Naive {
                 resets,
             };
         }
-        let external = self.config.active.external;
         if options.slots == 0 {
             let why = "a sequence has at least 1 active slot, got slots=0";
             return Err(Misuse::Config(why.into()).into());
         }
-        if options.slots > 1 && external {
-            return Err(TAKE_ONE_THERE.into());
-        }
         let reserve = options.reserve.unwrap_or(tokens.len());
-        let slots = if external { 0 } else { options.slots };
+        let slots = options.slots;
         self.feasible(reserve.max(tokens.len()))?;
         self.feasible_slots(slots)?;
         self.shortfall(PoolKind::Active, slots)?;
@@ -218,9 +214,6 @@ impl Naive {
     }
 
     pub(crate) fn take_slot(&mut self, id: u64, fresh: Option<u32>) -> Result<(), Error> {
-        if self.config.active.external {
-            return Err(TAKE_ONE_THERE.into());
-        }
         self.feasible_slots(self.holders[&id].slots().len() + 1)?;
         self.shortfall(PoolKind::Active, 1)?;
         let slot = fresh.expect("an active slot is free");
@@ -229,13 +222,18 @@ impl Naive {
         Ok(())
     }
 
-    pub(crate) fn give_back_slot(&mut self, id: u64, slot: u32) -> Result<(), Misuse> {
+    /// `first`: which of the holder's slots may go back, counted from the oldest.
+    pub(crate) fn give_back_slot(
+        &mut self,
+        id: u64,
+        slot: u32,
+        first: usize,
+    ) -> Result<(), Misuse> {
         let holder = self.holder_mut(id);
-        if !holder.slots().contains(&slot) {
-            return Err(Misuse::NotYourSlot { slot });
-        }
-        if holder.slots()[0] == slot {
-            return Err(Misuse::RunningSlot { slot });
+        match holder.slots().iter().position(|&it| it == slot) {
+            None => return Err(Misuse::NotYourSlot { slot }),
+            Some(at) if at < first => return Err(Misuse::RunningSlot { slot }),
+            Some(_) => {}
         }
         holder.holdings.active.retain(|&it| it != slot);
         holder.said.retain(|&(it, _)| it != slot);
@@ -254,12 +252,7 @@ impl Naive {
     pub(crate) fn check_source(&self, id: u64, depth: usize, source: u32) -> Result<(), Misuse> {
         self.check_depth(depth)?;
         let holder = &self.holders[&id];
-        let range = 1..=self.config.active.capacity;
-        let known = if self.config.active.external {
-            range.contains(&source)
-        } else {
-            holder.slots().contains(&source)
-        };
+        let known = holder.slots().contains(&source);
         if depth > holder.written() {
             return Err(Misuse::DepthPastEnd {
                 depth,
@@ -272,9 +265,7 @@ impl Naive {
         if !holder.loaded {
             return Err(Misuse::NotLoaded);
         }
-        // An engine's slots may hold something else by now.
         let said = holder.said.iter().filter(|(slot, _)| *slot == source);
-        let said = said.filter(|_| !self.config.active.external);
         let deepest = said.map(|&(_, depth)| depth).max().unwrap_or(0);
         let reached = deepest.max(holder.reused);
         if depth < reached {
@@ -287,9 +278,17 @@ impl Naive {
         Ok(())
     }
 
-    /// A lease whose state is still to be loaded has nothing deeper.
-    pub(crate) fn check_leased(&self, owner: u64, depth: usize) -> Result<(), Misuse> {
-        self.check_depth(depth)?;
+    /// What a lease brings goes on from its prefix. One whose state is still to be loaded has
+    /// nothing deeper.
+    pub(crate) fn check_leased(
+        &self,
+        owner: u64,
+        tokens: &[u32],
+        legal: usize,
+    ) -> Result<(), Misuse> {
+        let depth = tokens.len();
+        Self::on_grid(depth, legal)?;
+        self.check_prefix(owner, tokens)?;
         let holder = &self.holders[&owner];
         if holder.holdings.reads.is_some() && depth > holder.depth() {
             return Err(Misuse::NotLoaded);
@@ -298,7 +297,10 @@ impl Naive {
     }
 
     pub(crate) fn check_depth(&self, depth: usize) -> Result<(), Misuse> {
-        let legal = self.legal;
+        Self::on_grid(depth, self.legal)
+    }
+
+    fn on_grid(depth: usize, legal: usize) -> Result<(), Misuse> {
         if depth.is_multiple_of(legal) {
             Ok(())
         } else {
@@ -307,7 +309,7 @@ impl Naive {
     }
 
     /// A lease may have moved down another path since `tokens` were reserved for it.
-    pub(crate) fn check_prefix(&self, owner: u64, tokens: &[u32]) -> Result<(), Misuse> {
+    fn check_prefix(&self, owner: u64, tokens: &[u32]) -> Result<(), Misuse> {
         let Some(path) = self.holders[&owner].holdings.path() else {
             return Ok(());
         };
@@ -448,6 +450,43 @@ impl Naive {
         (outcome, Vec::new())
     }
 
+    /// Places pages without a state; says how many of the given ones were there, or why not.
+    pub(crate) fn extend(
+        &mut self,
+        owner: u64,
+        tokens: &[u32],
+        given: &[u32],
+    ) -> Result<usize, Skip> {
+        let holder = &self.holders[&owner];
+        if !self.is_current(holder) {
+            return Err(Skip::Reset);
+        }
+        let prefix = Prefix::new(self.resets, &holder.namespace, tokens);
+        let leased = holder.depth();
+        if self.has_unproven(&prefix, leased) {
+            return Err(Skip::NotReady);
+        }
+        self.extends += 1;
+        let serial = Self::EXTENDS + self.extends;
+        let brought = self.pages_end(&prefix);
+        let duplicates = self.place(&prefix, leased, given, Some(serial));
+        let step = self.outstanding.last().copied();
+        let ticket = step.max(self.proofs.keys().next_back().copied());
+        if let Some(ticket) = ticket.filter(|_| self.has_kv() && brought < tokens.len()) {
+            self.stores.insert(serial, (prefix.clone(), brought));
+            self.writing.push(Writing {
+                ticket,
+                step,
+                path: prefix.clone(),
+                serial,
+            });
+        }
+        if tokens.len() > leased {
+            self.holder_mut(owner).holdings.path = Some(prefix);
+        }
+        Ok(duplicates.len())
+    }
+
     pub(crate) fn evict(&mut self, pool: PoolKind, n: usize) -> Freed {
         let freed = match pool {
             PoolKind::Kv => self.evict_kv(n),
@@ -533,13 +572,22 @@ impl Naive {
         Ok(())
     }
 
+    /// A holder from before a reset, or of a prefix that turned out invalid, brings nothing.
+    fn is_current(&self, holder: &Holder) -> bool {
+        let path = holder.holdings.path();
+        holder.resets == self.resets && path.is_none_or(|path| path.refused.is_empty())
+    }
+
+    fn has_unproven(&self, prefix: &Prefix, leased: usize) -> bool {
+        let mut pages = self.pages.iter().filter(|_| self.has_kv());
+        pages.any(|(path, page)| {
+            path.depth() > leased && prefix.starts_with(path) && self.is_unproven(page)
+        })
+    }
+
     fn current(&mut self, owner: u64, tokens: &[u32]) -> Result<Prefix, Skip> {
         let holder = &self.holders[&owner];
-        let refused = holder
-            .holdings
-            .path()
-            .is_some_and(|path| !path.refused.is_empty());
-        if holder.resets != self.resets || refused {
+        if !self.is_current(holder) {
             self.stats.skipped.reset += 1;
             return Err(Skip::Reset);
         }
@@ -549,10 +597,7 @@ impl Naive {
     /// Refuses a store that would get pages which another request is still writing.
     fn provable(&mut self, owner: u64, prefix: &Prefix) -> Result<(), Skip> {
         let leased = self.holders[&owner].depth();
-        let unproven = self.pages.iter().any(|(path, page)| {
-            path.depth() > leased && prefix.starts_with(path) && self.is_unproven(page)
-        });
-        if !self.has_kv() || !unproven {
+        if !self.has_unproven(prefix, leased) {
             return Ok(());
         }
         if self.states.contains_key(prefix) {

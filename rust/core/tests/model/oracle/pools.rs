@@ -1,6 +1,7 @@
 //! Where every slot is, counted from the owners.
 
 use radixstate::{OutOfSlots, PoolConfig, PoolKind, Usage};
+use radixstate_replay::Who;
 
 use super::Naive;
 
@@ -134,7 +135,7 @@ impl Naive {
             outbox: self.outbox.len(),
             ..Usage::default()
         };
-        with_free(counted, self.config.kv)
+        with_free(counted, self.config.kv, self.who == Who::Engine)
     }
 
     fn active_usage(&self) -> Usage {
@@ -151,7 +152,7 @@ impl Naive {
                 .sum(),
             ..Usage::default()
         };
-        with_free(counted, self.config.active)
+        with_free(counted, self.config.active, false)
     }
 
     fn checkpoint_usage(&self) -> Usage {
@@ -171,24 +172,25 @@ impl Naive {
                 .count(),
             ..Usage::default()
         };
-        with_free(counted, self.config.checkpoints)
+        with_free(counted, self.config.checkpoints, false)
     }
 }
 
 /// Whatever has no owner is free, unless the engine keeps that list.
-fn with_free(counted: Usage, config: PoolConfig) -> Usage {
+fn with_free(counted: Usage, config: PoolConfig, engine: bool) -> Usage {
     let Usage {
         held,
         evictable,
         pinned,
         retiring,
+        outbox,
         ..
     } = counted;
     let capacity = config.capacity as usize;
-    let free = if config.external {
+    let free = if engine {
         0
     } else {
-        capacity - held - evictable - pinned - retiring
+        capacity - held - evictable - pinned - retiring - outbox
     };
     Usage {
         capacity,

@@ -1,6 +1,6 @@
 //! Giving back, steps in flight, refusals and resets.
 
-use radixstate::{Misuse, PoolKind};
+use radixstate::Misuse;
 
 use super::{Holdings, Naive, Prefix};
 
@@ -69,7 +69,12 @@ impl Naive {
     /// and every state whose path they lie on.
     pub(crate) fn invalidate(&mut self, serial: u64) {
         let (prefix, brought) = self.stores[&serial].clone();
-        if self.states.values().all(|state| state.serial != serial) {
+        let stored = self.states.values().any(|state| state.serial == serial);
+        let mut writing = self.writing.iter();
+        // Pages without a state, unless they are hidden already.
+        let extended = writing
+            .any(|it| it.serial == serial && serial > Self::EXTENDS && it.path.refused.is_empty());
+        if !stored && !extended {
             return;
         }
         let gone: Vec<Prefix> = if brought < prefix.depth() && self.has_kv() {
@@ -138,12 +143,8 @@ impl Naive {
         }
     }
 
-    pub(crate) fn take_freed(&mut self, pool: PoolKind) -> Vec<u32> {
-        if pool == PoolKind::Kv {
-            std::mem::take(&mut self.outbox)
-        } else {
-            Vec::new()
-        }
+    pub(crate) fn take_freed(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.outbox)
     }
 
     pub(crate) fn finish(&mut self, holder: u64) {
