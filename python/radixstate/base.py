@@ -51,6 +51,7 @@ class CacheBase(Owner, Generic[Native]):
         self.checkpoints = checkpoints
         self._transfer = Transfer(active, checkpoints)
         self._proofs = Proofs(native)
+        active.belong_to(self)
 
     def __repr__(self) -> str:
         """Slots in use of each pool."""

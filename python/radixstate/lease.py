@@ -15,10 +15,9 @@ from radixstate.results import Extended, Published, Skipped, skipped
 from radixstate.tokens import Tokens, sized
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
     from radixstate._native import PendingHandle
     from radixstate.engine import EngineCache
+    from radixstate.tokens import PageRow
 
 Entered: TypeAlias = tuple[Stored | _native.Skipped, tuple[int, int] | None]
 """What became of a state in the tree, and the tokens whose pages were cached already."""
@@ -56,7 +55,7 @@ class Lease(Owner):
         """KV pages of the leased prefix."""
         return self._cache._native.lease_pages(self._handle)
 
-    def copy_pages(self, out: WriteableBuffer, start: int = 0) -> int:
+    def copy_pages(self, out: PageRow, start: int = 0) -> int:
         """Writes the pages past `start` tokens into `out`, as `Sequence.copy_pages` does.
 
         Raises:

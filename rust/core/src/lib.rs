@@ -138,10 +138,10 @@ pub use stats::{Bytes, Evictions, Misses, Skips, Stats};
 
 /// The README's Rust block is a test like those above.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 /// The page about policies holds an example that is a test as well.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/add-a-policy.md")]
+#[doc = include_str!("../docs/add-a-policy.md")]
 struct AddAPolicy;
