@@ -76,7 +76,7 @@ lock: $(VENV)/.packages ## write requirements-dev.txt anew from what is installe
 	mv requirements-dev.txt.new requirements-dev.txt
 	touch $(VENV)/.packages
 
-ci: lint test msrv oldest packages ## what CI runs
+ci: lint msrv oldest packages test ## what CI runs
 
 kernels: $(VENV)/.native ## registers, spills, shared bytes and access widths of the CUDA kernels, compiled without a GPU
 	$(BIN)/python -m benchmarks.kernels $(ARGS)
