@@ -50,10 +50,14 @@ RESERVE = "pending = self._cache._reserve(lambda: native.reserve(self._handle, t
 CHECK = "native.can_publish(self._handle, tokens, pages)\n    "
 DUE = "if back.ticket <= self.watermark]\n    "
 LATER = "self.returns = [back for back in self.returns if back.ticket > self.watermark]"
+FILL = "type('Codec', (), {{'fill': lambda _, source, slot: ({})}})()"
 
 FRONT = {
     "slot 1 is not cleared": Mutant(
-        PrefixCache, "_fill", "self.active.clear(slot)", "slot > 1 and self.active.clear(slot)"
+        PrefixCache,
+        "start",
+        "self._transfer.codec",
+        FILL.format("(source is not None or slot > 1) and self._transfer.codec.fill(source, slot)"),
     ),
     "another slot is encoded": Mutant(
         PrefixCache,
@@ -69,9 +73,11 @@ FRONT = {
     ),
     "the neighbour of a slot is cleared too": Mutant(
         PrefixCache,
-        "_fill",
-        "self.active.clear(slot)",
-        "self.active.clear(slot), self.active.clear(slot % self.active.slots + 1)",
+        "start",
+        "self._transfer.codec",
+        FILL.format(
+            "self._transfer.codec.fill(source, slot), self.active.clear(slot % self.active.slots + 1)"
+        ),
     ),
     "a state that is not finite is published": Mutant(
         PrefixCache, "_commit", "not verdict.is_finite()", "verdict.is_finite() is None"
