@@ -71,7 +71,8 @@ class CacheBase(Owner, Generic[Native]):
             EmptyPromptError: `tokens` is empty.
             TokenRangeError: a token is not in 0..2**32.
         """
-        tokens = self._proven(tokens, namespace, max_length)
+        if self._proofs.verdicts:
+            tokens = self._proven(tokens, namespace, max_length)
         return self._native.lookup(tokens, namespace=namespace, max_length=max_length)
 
     def _proven(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
