@@ -45,6 +45,7 @@ __all__ = [
     "Skipped",
     "Skips",
     "SlotError",
+    "SpanKeys",
     "StaleError",
     "StartRequest",
     "Started",
@@ -156,6 +157,11 @@ class StartRequest:
     @property
     def slots(self) -> int: ...
     def __len__(self) -> int: ...
+
+@final
+class SpanKeys:
+    def __new__(cls, capacity: int = 65536) -> SpanKeys: ...
+    def key(self, tokens: _Tokens, spans: Sequence[tuple[int, int, bytes]] = ()) -> memoryview[int]: ...
 
 @final
 class SequenceHandle:
