@@ -399,6 +399,21 @@ def test_a_lease_of_pages_that_a_step_lost_shares_nothing_more() -> None:
     assert (cache.lease_pages(leased), cache.usage("kv").pinned) == ([1, 2], 2)
 
 
+def test_pages_that_wait_for_a_proof_are_kept_after_their_lease_has_ended() -> None:
+    cache = engine_cache()
+    first, second = lease(cache, PROMPT), lease(cache, PROMPT[::-1])
+    pending = cache.reserve(first, PROMPT[:4], [1, 2])
+    assert isinstance(pending, Pending)
+    stored = cache.publish(first, PROMPT[:4], [1, 2], pending, proven=False).outcome
+    assert isinstance(stored, Stored)
+    cache.extend(second, PROMPT[::-1][:4], [3, 4])
+    cache.release(second)
+    assert (cache.usage("kv").pinned, cache.take_freed()) == (4, [])
+    assert stored.ticket
+    cache.complete(stored.ticket, finite=True)
+    assert (cache.usage("kv").pinned, cache.take_freed()) == (2, [3, 4])
+
+
 def test_slots_of_a_lease_come_back_with_it_or_earlier() -> None:
     cache = engine_cache(active_slots=2)
     leased, other = lease(cache, PROMPT), lease(cache, PROMPT)

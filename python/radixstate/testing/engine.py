@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,13 @@ from hypothesis.stateful import (
 )
 
 from radixstate import Match, Namespace, StateSpec, Stored
-from radixstate.errors import AlreadyLoadedError, LengthMismatchError, MisuseError, SlotError
+from radixstate.errors import (
+    AlreadyLoadedError,
+    LengthMismatchError,
+    MisuseError,
+    PageOwnershipError,
+    SlotError,
+)
 from radixstate.testing import strategies
 from radixstate.testing.base_machine import (
     CacheMachine,
@@ -87,7 +94,7 @@ class EngineMachine(CacheMachine):
         if lease is None:
             return multiple()
         number = next(self.numbers)
-        self.leased[number] = Leased(lease, *found[1:])
+        self.leased[number] = Leased(lease, found[1], [*found[2]])
         return number
 
     @rule(target=leases, prompt=prompts, namespace=namespaces, again=again)
@@ -190,19 +197,19 @@ class EngineMachine(CacheMachine):
         lease, known = leased.lease, leased.prompt[:depth]
         before = len(lease.pages)
         pages = self.pages.compute(leased.namespace, known, lease.depth)
-        given = self.named(lease, pages, slip)
+        given = self.named(pages, slip)
         made = allowed(lambda: call(known, given))
         self.pages.hand_over(pages, lease.pages[before:], made.replaced if made else None)
         return made
 
-    def named(self, lease: CheckedLease, pages: list[int], slip: str) -> list[int] | None:
+    def named(self, pages: list[int], slip: str) -> list[int] | None:
         """How the engine names pages, perhaps wrongly: not at all where the cache numbers them."""
         if slip == "none":
             return None if self.cache.logical else pages
         return {
             "one page too many": pages + self.pages.free[-1:],
             "a page twice": pages[1:] + pages[-1:],
-            "a cached page": lease.pages[:1] + pages[1:],
+            "a cached page": self.pages.cached()[:1] + pages[1:],
         }[slip]
 
     @rule(
@@ -233,6 +240,12 @@ class EngineMachine(CacheMachine):
             number, depth, slip, lambda known, pages: leased.lease.publish(known, source=slot, pages=pages)
         )
         return published.outcome if published and isinstance(published.outcome, Stored) else multiple()
+
+    @rule(number=leases, more=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def go_on(self, number: int, more: list[int]) -> None:
+        """The request has more tokens, and shares those pages that are full now."""
+        self.leased[number].prompt += more
+        self.extend(number, len(self.leased[number].prompt), True, "none")
 
     @rule(number=leases, depth=st.integers(1, 20), whole=mostly, slip=slips, forget=rarely)
     def extend(self, number: int, depth: int, whole: bool, slip: str, forget: bool = False) -> None:
@@ -306,8 +319,15 @@ class EngineMachine(CacheMachine):
 
     def misuses(self) -> list[tuple[type[MisuseError], Callable[[], object]]]:
         """Calls that are wrong just now."""
-        live = [each.lease for each in self.leased.values()]
-        return super().misuses() + of_engines(self.cache, self.foreign, live[-1:], self.released)
+        leased = [*self.leased.values()][-1:]
+        live = [each.lease for each in leased]
+        wrong = super().misuses() + of_engines(self.cache, self.foreign, live, self.released)
+        cached = [] if self.cache.logical else self.pages.cached()[:1]
+        for each in leased if cached else []:
+            if each.lease.state is None:
+                known = [*each.prompt[: each.lease.depth], *[7] * self.cache.page_size]
+                wrong.append((PageOwnershipError, partial(each.lease.extend, known, cached)))
+        return wrong
 
     # --- always ---
 

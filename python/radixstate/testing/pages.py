@@ -68,6 +68,10 @@ class EnginePages:
         self._poison(pages)
         self.free += pages
 
+    def cached(self) -> list[int]:
+        """What the cache calls the pages that it has."""
+        return [*self._mapped]
+
     def require(self, ids: Sequence[int], namespace: Namespace, tokens: Sequence[int]) -> None:
         """Kernels that read `ids` find these tokens in them."""
         for i, number in enumerate(ids):
