@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 NATIVE_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo test test-rust msrv test-python bench lint fuzz coverage docs lock ci kernels gpu clean
+.PHONY: help demo test test-rust msrv oldest packages test-python bench lint fuzz coverage docs lock ci kernels nvrtc12 gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -37,6 +37,12 @@ test-rust: ## Rust tests alone: needs neither Python nor torch
 
 msrv: $(VENV)/.packages ## build and test the Rust crates with the oldest Rust that Cargo.toml promises
 	PYO3_PYTHON=$(abspath $(BIN)/python) tools/msrv.sh
+
+oldest: $(VENV)/.native ## test the front with the oldest Python, torch and NumPy that pyproject.toml promises
+	PYTHON=$(PYTHON) tools/oldest.sh
+
+packages: $(VENV)/.packages ## build wheel, source distribution and crates in out/packages, and try each outside the repository
+	$(BIN)/python tools/packages.py
 
 test-python: $(VENV)/.native
 	$(BIN)/python -m pytest $(ARGS)
@@ -70,15 +76,22 @@ lock: $(VENV)/.packages ## write requirements-dev.txt anew from what is installe
 	mv requirements-dev.txt.new requirements-dev.txt
 	touch $(VENV)/.packages
 
-ci: lint test msrv ## what CI runs
+ci: lint msrv oldest packages test ## what CI runs
 
 kernels: $(VENV)/.native ## registers, spills, shared bytes and access widths of the CUDA kernels, compiled without a GPU
-	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+# Those of `CUDA_12` in benchmarks/nvrtc.py: 280 MB on disk.
+nvrtc12: $(VENV)/.packages ## fetch the compilers of CUDA 12.1 and 12.9, with which `make test` then compiles the kernels too
+	for version in 12.1.105 12.9.86; do \
+		test -d out/nvrtc/$$version || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+			--target out/nvrtc/$$version nvidia-cuda-nvrtc-cu12==$$version; \
+	done
 
 # With GPU_PYTHON, an interpreter that has a built wheel, this needs no Rust.
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.native) ## GPU tests and the kernel benchmark; says so where there is no GPU
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu
 
 clean: ## remove everything that was built
-	rm -rf target out $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf target out $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python -name '*.so' -delete

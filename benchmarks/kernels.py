@@ -2,7 +2,7 @@
 
 Prints a table of the main shapes and writes it to out/kernels.json. Run it from the repository's root:
 
-    python -m benchmarks.kernels [--out FILE]
+    python -m benchmarks.kernels [--nvrtc VERSION] [--out FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from radixstate.cuda import specialise
 from radixstate.cuda.specialise import Heads, Program, Windows
 
-from benchmarks.nvrtc import ARCHITECTURES, compile_program
+from benchmarks.nvrtc import ARCHITECTURES, CUDA_12, architectures, compile_program
 
 WIDEST = {"bfloat16": 8, "float16": 8, "float32": 4}
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -48,6 +48,7 @@ class Row:
         blocks: that fit a multiprocessor.
         loads: instructions that read global memory, by their bits.
         stores: the same for writing.
+        shared_loads: the same for reading shared memory.
         flushing: arithmetic instructions that flush subnormals.
         main: whether it is one of the main shapes.
     """
@@ -61,6 +62,7 @@ class Row:
     blocks: int
     loads: dict[str, int]
     stores: dict[str, int]
+    shared_loads: dict[str, int]
     flushing: list[str]
     main: bool
 
@@ -88,18 +90,22 @@ def main_programs() -> dict[str, Program]:
 
 
 def compiled(
-    given: Mapping[str, Program], *, main: bool, architectures: Sequence[str] = ARCHITECTURES
+    given: Mapping[str, Program],
+    *,
+    main: bool,
+    architectures: Sequence[str] = ARCHITECTURES,
+    nvrtc: str | None = None,
 ) -> list[Row]:
-    """Compiles programs for all architectures in two processes."""
-    tasks = [(name, program, arch, main) for arch in architectures for name, program in given.items()]
+    """Compiles programs for all architectures in two processes, with torch's NVRTC or one of `CUDA_12`."""
+    tasks = [(name, program, arch, main, nvrtc) for arch in architectures for name, program in given.items()]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         return [row for rows in pool.map(_rows, tasks, chunksize=8) for row in rows]
 
 
-def _rows(task: tuple[str, Program, str, bool]) -> list[Row]:
+def _rows(task: tuple[str, Program, str, bool, str | None]) -> list[Row]:
     """The two kernels of one program; only those of main shapes are disassembled."""
-    name, program, arch, main = task
-    binary = compile_program(program, arch)
+    name, program, arch, main, nvrtc = task
+    binary = compile_program(program, arch, nvrtc)
     code = binary.instructions() if main else {}
     rows = []
     for direction in ("store", "load"):
@@ -116,6 +122,7 @@ def _rows(task: tuple[str, Program, str, bool]) -> list[Row]:
                 blocks=_resident_blocks(arch, program["THREADS"], usage.registers, usage.shared),
                 loads=_widths(operations, ("LDG", "LD")),
                 stores=_widths(operations, ("STG", "ST")),
+                shared_loads=_widths(operations, ("LDS",)),
                 flushing=[op for op in operations if op.startswith(("FMUL", "FFMA", "F2F")) and ".FTZ" in op],
                 main=main,
             )
@@ -156,8 +163,10 @@ def main() -> None:
     """Prints and writes the table; exits with an error if a main shape spills."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out/kernels.json"), help="default: %(default)s")
-    out: Path = parser.parse_args().out
-    rows = compiled(main_programs(), main=True)
+    parser.add_argument("--nvrtc", choices=CUDA_12, help="one that `make nvrtc12` fetched; default: torch's")
+    given = parser.parse_args()
+    out: Path = given.out
+    rows = compiled(main_programs(), main=True, architectures=architectures(given.nvrtc), nvrtc=given.nvrtc)
     _print_table(rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

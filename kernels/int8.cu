@@ -27,6 +27,14 @@ struct Place {
     }
 };
 
+constexpr int BANKS = 32;  // of shared memory, 4 bytes each
+
+// Values that a thread reads from shared memory at once.
+template <class T, int N>
+struct __align__(N * sizeof(T)) Run {
+    T at[N];
+};
+
 // Channels are columns. A block takes `ACROSS` vectors of each row, and sweeps down the rows. A thread has the channels
 // of its vector; the maxima of a channel come from the threads below each other.
 struct Columns {
@@ -36,8 +44,6 @@ struct Columns {
     static __device__ int column(const Place& at, int) { return (at.chunk * ACROSS + at.across) * VECTOR; }
 
     static constexpr int OF_BLOCK = ACROSS * VECTOR, OF_THREAD = VECTOR;
-    static __device__ int own(int, int j) { return j; }
-    static __device__ int channel(const Place& at, int own) { return at.across * VECTOR + own; }
     static constexpr bool SAME_IN_EVERY_ROW = true;
 
     // Largest magnitudes of a thread: a word of them for each word of a vector.
@@ -48,10 +54,38 @@ struct Columns {
     }
 
     // Partial maxima in shared memory: those of all threads for one channel of a vector, then the next.
-    static constexpr int PITCH = THREADS + 32 / VECTOR;
-    static constexpr int PARTIALS = VECTOR * PITCH, CONTRIBUTORS = DOWN, STEP = ACROSS;
+    static constexpr int PITCH = THREADS + BANKS / VECTOR;
+    static constexpr int PARTIALS = VECTOR * PITCH, CONTRIBUTORS = DOWN;
     static __device__ int partial(const Place&, int own) { return own * PITCH + threadIdx.x; }
-    static __device__ int first_partial(int channel) { return channel % VECTOR * PITCH + channel / VECTOR; }
+    static __device__ int contribution(int channel, int i) {
+        return channel % VECTOR * PITCH + channel / VECTOR + i * ACROSS;
+    }
+
+    // A value of each channel, in runs of 16 bytes: the first run of every thread along a row, then the next. So threads
+    // beside each other read what is side by side, and the distance of the runs spares those that write by channel.
+    template <class T>
+    struct Values {
+        static constexpr int WIDEST = 16 / sizeof(T), RUN = VECTOR < WIDEST ? VECTOR : WIDEST;
+        static constexpr int LINE = BANKS * 4 / sizeof(T);
+        static constexpr int APART = (ACROSS * RUN + LINE - 1) / LINE * LINE + LINE / VECTOR * RUN;
+        __align__(16) T values[VECTOR / RUN * APART];
+
+        static __device__ int place(int channel) {
+            return channel % VECTOR / RUN * APART + channel / VECTOR * RUN + channel % RUN;
+        }
+        __device__ T& operator[](int channel) { return values[place(channel)]; }
+
+        // Those of a thread's vectors.
+        __device__ void read(T (&of_elements)[VECTOR], const Place& at, int) const {
+#pragma unroll
+            for (int j = 0; j < VECTOR; j += RUN) {
+                const T* first = values + place(at.across * VECTOR + j);
+                const Run<T, RUN> run = *reinterpret_cast<const Run<T, RUN>*>(first);
+#pragma unroll
+                for (int i = 0; i < RUN; ++i) of_elements[j + i] = run.at[i];
+            }
+        }
+    };
 };
 
 // Channels are rows. A block takes `DOWN * HELD` of them, and sweeps along the columns. A thread has the channels of
@@ -63,7 +97,6 @@ struct Rows {
     static __device__ int column(const Place& at, int sweep) { return (sweep * ACROSS + at.across) * VECTOR; }
 
     static constexpr int OF_BLOCK = DOWN * HELD, OF_THREAD = HELD;
-    static __device__ int own(int i, int) { return i; }
     static __device__ int channel(const Place& at, int own) { return own * DOWN + at.down; }
     static constexpr bool SAME_IN_EVERY_ROW = false;
 
@@ -74,11 +107,30 @@ struct Rows {
         return max(words[own] >> 16, words[own] & 0xffff);
     }
 
-    // Partial maxima in shared memory: those of all threads for one channel, then the next.
-    static constexpr int PITCH = ACROSS | 1;
-    static constexpr int PARTIALS = OF_BLOCK * PITCH, CONTRIBUTORS = ACROSS, STEP = 1;
-    static __device__ int partial(const Place& at, int own) { return channel(at, own) * PITCH + at.across; }
-    static __device__ int first_partial(int channel) { return channel * PITCH; }
+    // Partial maxima in shared memory: those of all threads for one channel, then the next, without a gap, as the threads
+    // lie that write them. Channels whose first ones share a bank are read from different ones on.
+    static constexpr int PARTIALS = OF_BLOCK * ACROSS, CONTRIBUTORS = ACROSS;
+    static constexpr int LOWEST_BIT = ACROSS & -ACROSS, SHARING = LOWEST_BIT < BANKS ? LOWEST_BIT : BANKS;
+    static __device__ int partial(const Place& at, int own) { return channel(at, own) * ACROSS + at.across; }
+    static __device__ int contribution(int channel, int i) {
+        const int turned = i + channel / (BANKS / SHARING) % ACROSS;
+        return channel * ACROSS + (turned < ACROSS ? turned : turned - ACROSS);
+    }
+
+    // A value of each channel. A row's threads read the same.
+    template <class T>
+    struct Values {
+        T values[OF_BLOCK];
+
+        __device__ T& operator[](int channel) { return values[channel]; }
+
+        // Those of row `i` of a thread.
+        __device__ void read(T (&of_elements)[VECTOR], const Place& at, int i) const {
+            const T value = values[channel(at, i)];
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) of_elements[j] = value;
+        }
+    };
 };
 
 // Whether a thread has a vector at a position; the last ones of a matrix may be missing.
@@ -128,10 +180,11 @@ struct Partials {
 
     // Of one channel, from all of its threads.
     __device__ float reduce(int channel) const {
-        const unsigned* first = amax + Channels::first_partial(channel);
         unsigned largest = 0;
 #pragma unroll 8
-        for (int i = 0; i < Channels::CONTRIBUTORS; ++i) largest = max(largest, first[i * Channels::STEP]);
+        for (int i = 0; i < Channels::CONTRIBUTORS; ++i) {
+            largest = max(largest, amax[Channels::contribution(channel, i)]);
+        }
         return STATE::to_float(largest);
     }
 };
@@ -162,6 +215,11 @@ struct Matrix {
     }
 };
 
+// A value of each of the block's channels, in shared memory. Where a row has a multiple of 8 vectors neither side has bank
+// conflicts.
+template <class Channels, class T>
+using Values = typename Channels::template Values<T>;
+
 // What a thread has learned of its channels.
 struct Findings {
     bool finite = true, exceeding = false;
@@ -169,7 +227,8 @@ struct Findings {
 
 // Writes the scales of the block's channels.
 template <class Channels>
-__device__ Findings write_scales(char* scales, Divisor* divisors, const Partials<Channels>& partials, const Place& at) {
+__device__ Findings write_scales(
+    char* scales, Values<Channels, Divisor>& divisors, const Partials<Channels>& partials, const Place& at) {
     Findings found;
     const int first = at.chunk * Channels::OF_BLOCK;
 #pragma unroll 1
@@ -178,15 +237,16 @@ __device__ Findings write_scales(char* scales, Divisor* divisors, const Partials
         const float amax = partials.reduce(c);
         const unsigned bits = scale_of<STATE>(amax);
         Words<STATE::Scale::BYTES>{bits}.write(scales + (first + c) * STATE::Scale::BYTES);
-        divisors[c] = Divisor::of(STATE::Scale::to_float(bits));
-        found.finite &= divisors[c].is_finite();
-        found.exceeding |= exceeds<STATE>(amax, divisors[c]);
+        const Divisor by = Divisor::of(STATE::Scale::to_float(bits));
+        divisors[c] = by;
+        found.finite &= by.is_finite();
+        found.exceeding |= exceeds<STATE>(amax, by);
     }
     return found;
 }
 
 template <class Channels>
-__device__ void read_scales(float* of_block, const Place& at, const char* scales) {
+__device__ void read_scales(Values<Channels, float>& of_block, const Place& at, const char* scales) {
     const int first = at.chunk * Channels::OF_BLOCK;
 #pragma unroll 1
     for (int c = threadIdx.x; c < Channels::OF_BLOCK; c += THREADS) {
@@ -194,13 +254,6 @@ __device__ void read_scales(float* of_block, const Place& at, const char* scales
         const char* scale = scales + (first + c) * STATE::Scale::BYTES;
         of_block[c] = STATE::Scale::to_float(Words<STATE::Scale::BYTES>::read(scale).at[0]);
     }
-}
-
-// What the elements of row `i` of a thread need from the block's channels.
-template <class Channels, class T>
-__device__ void fetch(T (&of_elements)[VECTOR], const T* of_channels, const Place& at, int i) {
-#pragma unroll
-    for (int j = 0; j < VECTOR; ++j) of_elements[j] = of_channels[Channels::channel(at, Channels::own(i, j))];
 }
 
 template <bool CLAMP>
@@ -232,28 +285,28 @@ __device__ inline State dequantize(const Codes& codes, const float (&scales)[VEC
 
 template <bool CLAMP, class Channels>
 __device__ void write_codes(
-    const Matrix<Channels, VECTOR>& target, const Words<State::BYTES> (&held)[HELD], const Divisor* divisors,
-    const Place& at, int sweep) {
+    const Matrix<Channels, VECTOR>& target, const Words<State::BYTES> (&held)[HELD],
+    const Values<Channels, Divisor>& divisors, const Place& at, int sweep) {
     char* address = target.first(at, sweep);
     Divisor by[VECTOR];
 #pragma unroll
     for (int i = 0; i < HELD; ++i, address += target.stride()) {
         if (!has<Channels>(at, sweep, i)) continue;
-        if (i == 0 || !Channels::SAME_IN_EVERY_ROW) fetch<Channels>(by, divisors, at, i);
+        if (i == 0 || !Channels::SAME_IN_EVERY_ROW) divisors.read(by, at, i);
         quantize<CLAMP>(State{held[i]}, by).write(address);
     }
 }
 
 template <class Channels>
 __device__ void write_state(
-    const Matrix<Channels, State::BYTES>& target, const Codes (&held)[HELD], const float* of_channels, const Place& at,
-    int sweep) {
+    const Matrix<Channels, State::BYTES>& target, const Codes (&held)[HELD],
+    const Values<Channels, float>& of_channels, const Place& at, int sweep) {
     char* address = target.first(at, sweep);
     float scales[VECTOR];
 #pragma unroll
     for (int i = 0; i < HELD; ++i, address += target.stride()) {
         if (!has<Channels>(at, sweep, i)) continue;
-        if (i == 0 || !Channels::SAME_IN_EVERY_ROW) fetch<Channels>(scales, of_channels, at, i);
+        if (i == 0 || !Channels::SAME_IN_EVERY_ROW) of_channels.read(scales, at, i);
         dequantize(held[i], scales).words.write(address);
     }
 }
@@ -264,11 +317,11 @@ using Channels = CHANNELS;
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 int8_store(const __grid_constant__ Arguments arguments) {
     __shared__ Partials<Channels> partials;
-    __shared__ __align__(16) Divisor divisors[Channels::OF_BLOCK];
+    __shared__ Values<Channels, Divisor> divisors;
 
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
-    if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
+    if (work.unit >= arguments.state_blocks) return copy_windows<true>(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;
     const Place at = Place::of_thread(work.unit % CHUNKS);
@@ -300,11 +353,11 @@ int8_store(const __grid_constant__ Arguments arguments) {
 // (source slots, checkpoint) -> (destination slots, active)
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 int8_load(const __grid_constant__ Arguments arguments) {
-    __shared__ float scales[Channels::OF_BLOCK];
+    __shared__ Values<Channels, float> scales;
 
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
-    if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
+    if (work.unit >= arguments.state_blocks) return copy_windows<false>(arguments, work);
 
     const unsigned head = work.unit / CHUNKS;
     const Place at = Place::of_thread(work.unit % CHUNKS);

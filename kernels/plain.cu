@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 plain_store(const __grid_constant__ Arguments arguments) {
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
-    if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
+    if (work.unit >= arguments.state_blocks) return copy_windows<true>(arguments, work);
     bool finite = true;
     move_block<STATE, KEPT>(arguments, work, [&](const Vector<KEPT, VECTOR>& kept) {
         finite &= all_finite(convert<KEPT, STATE>(kept));
@@ -80,6 +80,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 plain_load(const __grid_constant__ Arguments arguments) {
     const Work work = work_of_block(arguments);
     if (!work.in_range) return skip(arguments, work);
-    if (work.unit >= arguments.state_blocks) return copy_windows(arguments, work);
+    if (work.unit >= arguments.state_blocks) return copy_windows<false>(arguments, work);
     move_block<KEPT, STATE>(arguments, work, [](const Vector<STATE, VECTOR>&) {});
 }

@@ -31,6 +31,8 @@ struct Window {
     Strided source, target;
     long long vectors;  // WINDOW_VECTOR bytes each
     long long blocks;
+    unsigned width;     // bytes of an element
+    unsigned exponent;  // those of an element's last 16 bits that are all set in an Inf or a NaN, and in no other
 };
 
 struct Arguments {
@@ -136,8 +138,30 @@ struct Vector {
     }
 };
 
-// Copies one block's share of a window.
-__device__ inline void copy_windows(const Arguments& arguments, const Work& work) {
+// Whether a vector of a window has an Inf or a NaN. The exponent of every type lies in its last 16 bits.
+__device__ inline bool has_special(const Words<WINDOW_VECTOR>& vector, const Window& window) {
+    bool found = false;
+#pragma unroll
+    for (int w = 0; w < Words<WINDOW_VECTOR>::COUNT; ++w) {
+        const unsigned word = vector.at[w], high = window.exponent << 16;
+        found |= (word & high) == high;
+        found |= window.width == 2 && (word & window.exponent) == window.exponent;
+    }
+    return found;
+}
+
+// The same where vectors are shorter than elements may be: looks at the source again, where an element ends.
+__device__ inline bool has_special(const char* source, long long vector, const Window& window) {
+    const long long end = (vector + 1) * WINDOW_VECTOR;
+    if (end % window.width) return false;
+    const unsigned low = Words<1>::read(source + end - 2).at[0], high = Words<1>::read(source + end - 1).at[0];
+    return ((high << 8 | low) & window.exponent) == window.exponent;
+}
+
+// Copies one block's share of a window. A store, which CHECKs, reports a window that is not finite.
+template <bool CHECK>
+__device__ void copy_windows(const Arguments& arguments, const Work& work) {
+    bool finite = true;
     long long unit = work.unit - arguments.state_blocks;
 #pragma unroll
     for (int w = 0; w < WINDOWS; ++w) {
@@ -155,9 +179,13 @@ __device__ inline void copy_windows(const Arguments& arguments, const Work& work
 #pragma unroll
             for (int i = 0; i < WINDOW_HELD; ++i) {
                 const long long vector = first + i * THREADS;
-                if (vector < window.vectors) held[i].write(target + vector * WINDOW_VECTOR);
+                if (vector >= window.vectors) continue;
+                held[i].write(target + vector * WINDOW_VECTOR);
+                if constexpr (CHECK && WINDOW_VECTOR >= 4) finite &= !has_special(held[i], window);
+                if constexpr (CHECK && WINDOW_VECTOR < 4) finite &= !has_special(source, vector, window);
             }
         }
         unit -= window.blocks;
     }
+    if (!finite) arguments.report(work.pair, NON_FINITE);
 }

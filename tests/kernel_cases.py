@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import torch
 from radixstate import _native
 from radixstate.cuda import CudaCodec, Device
 from radixstate.cuda.specialise import OUT_OF_RANGE, Program
+from radixstate.reference import codec as reference
 from radixstate.states import Rows
 
 POISON = 0x7F
@@ -27,7 +29,9 @@ class Case:
         gap: elements between rows, heads, slots and layers.
         offset: elements by which every tensor starts off alignment.
         tables: one tensor per layer, so that addresses come from a table.
-        conv: shapes of the conv windows, in bfloat16.
+        conv: shapes of the conv windows.
+        conv_types: of the first windows; the others are bfloat16.
+        conv_values: of their elements.
         pairs: (source, destination) of the store; the load goes back. By default all slots, reversed.
     """
 
@@ -43,6 +47,8 @@ class Case:
     offset: int = 0
     tables: bool = False
     conv: tuple[tuple[int, ...], ...] = ()
+    conv_types: tuple[torch.dtype, ...] = ()
+    conv_values: Values = "finite"
     values: Values = "edges"
     seed: int = 0
     pairs: tuple[tuple[int, int], ...] | None = None
@@ -147,12 +153,12 @@ class Pools:
         scales = case.format == "int8"
         self.scale = self._memory((case.heads, case.d_k), _SCALE[case.dtype], 1) if scales else None
         self.windows = []
-        for shape in case.conv:
-            kept = [self._memory(shape, torch.bfloat16, 0) for _ in range(3)]
+        for shape, dtype in itertools.zip_longest(case.conv, case.conv_types, fillvalue=torch.bfloat16):
+            kept = [self._memory(shape, dtype, 0) for _ in range(3)]
             self.windows.append((kept[0], kept[1], kept[2]))
         self.active.fill(case, case.seed)
         for window, _, _ in self.windows:
-            window.fill(replace(case, values="any"), case.seed + 1000)
+            window.fill(replace(case, values=case.conv_values), case.seed + 1000)
 
     def _memory(self, shape: Sequence[int], dtype: torch.dtype, gap_from: int) -> Memory:
         return Memory.of(self.case, shape, dtype, self.device, gap_from=gap_from)
@@ -255,6 +261,56 @@ def out_of_range_problems(device: Device, where: str = "cpu") -> list[str]:
             found.append(f"{name}: a slot was written")
         if torch.equal(before[:, 4].view(torch.uint8), after[:, 4].view(torch.uint8)):
             found.append(f"{name}: the pair in range was not moved")
+    return found
+
+
+def scale_problems(device: Device, dtype: torch.dtype, where: str = "cpu") -> list[str]:
+    """Which of all largest values of a channel get another scale than on the CPU: all patterns of a 16-bit type."""
+    case = Case(dtype=dtype, d_k=1 << 16, d_v=1, heads=1, layers=1, slots=1)
+    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    return _store_problems(case, patterns[None], device, where)
+
+
+def tie_problems(device: Device, dtype: torch.dtype, seed: int, where: str = "cpu") -> list[str]:
+    """Which quotients are rounded otherwise than on the CPU, of half-integers and up to two steps beside them."""
+    case = Case(dtype=dtype, d_k=256, d_v=1 + 5 * 127, heads=1, layers=1, slots=1)
+    random = torch.Generator().manual_seed(seed)
+    exponent = torch.randint(-60, 60, (case.d_k,), generator=random)
+    if dtype == torch.float16:
+        exponent = exponent % 24 - 12
+    amax = ((1 + torch.rand(case.d_k, generator=random)) * 2.0**exponent).to(dtype)
+    _, scale = reference.encode(amax[None], k_axis=-1)
+    ties = ((torch.arange(127) + 0.5)[:, None] * scale.float()).to(dtype)
+    integers = ties.view(_BITS[dtype.itemsize])
+    near = torch.cat([(integers + step).view(dtype) for step in range(-2, 3)])
+    return _store_problems(case, torch.cat([amax[None], torch.minimum(near, amax)]), device, where)
+
+
+def _store_problems(case: Case, head: torch.Tensor, device: Device, where: str) -> list[str]:
+    """Where the store of one head differs from that of the CPU codec."""
+    outcomes = []
+    for make, there in ((cuda_codec(device), where), (cpu_codec, "cpu")):
+        pools = Pools(case, there)
+        pools.active.rows.layers[0][1, 0] = head.to(there)
+        outcomes.append(Outcome(list(make(pools, pools.active, []).store([(1, 1)])), pools))
+    return outcomes[0].differences(outcomes[1])
+
+
+def reference_problems(device: Device, dtype: torch.dtype, layout: str, where: str = "cpu") -> list[str]:
+    """Where a round trip differs from the codec that is written in torch."""
+    case = Case(dtype=dtype, layout=layout, d_k=40, d_v=24, values="usual", seed=7)
+    pools, k_axis = round_trip(case, cuda_codec(device), device=where).pools, -1 if layout == "k_last" else -2
+    found = []
+    for layer, (active, kept) in itertools.product(range(case.layers), case.store_pairs):
+        q, scale = reference.encode(pools.active.rows.layers[layer][active].cpu(), k_axis=k_axis)
+        back = reference.decode(q, scale, k_axis=k_axis, dtype=dtype)
+        for name, slot, wanted in (
+            ("checkpoint", kept, q),
+            ("scale", kept, scale),
+            ("reloaded", active, back),
+        ):
+            if not torch.equal(getattr(pools, name).rows.layers[layer][slot].cpu(), wanted):
+                found.append(f"{name}: layer {layer}, slot {slot}")
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from radixstate import _native
-from radixstate._native import Cache, PendingHandle, Started, Stored
+from radixstate._native import Cache, EngineCache, PendingHandle, Started, Stored
 
 PROMPT = list(range(9))  # 4 pages of 2 tokens and one token more
 DEPTH = 8
@@ -22,8 +22,15 @@ def make(**sizes: Any) -> Cache:
     return Cache(**(defaults | sizes))
 
 
-def external(**sizes: Any) -> Cache:
-    return make(kv_external=True, active_external=True, **sizes)
+def engine(**sizes: Any) -> EngineCache:
+    """The same for an engine that allocates the pages."""
+    defaults: dict[str, Any] = {
+        "page_size": 2,
+        "checkpoint_stride": 4,
+        "kv_pages": 16,
+        "checkpoint_slots": 2,
+    }
+    return EngineCache(**(defaults | sizes))
 
 
 def running(cache: Cache, tokens: Iterable[int] = PROMPT, **options: Any) -> Started:
@@ -33,7 +40,7 @@ def running(cache: Cache, tokens: Iterable[int] = PROMPT, **options: Any) -> Sta
 
 
 def reserve(cache: Cache, started: Started, depth: int = DEPTH) -> PendingHandle:
-    pending = cache.reserve_checkpoint(started.sequence, depth, started.slot or 1)
+    pending = cache.reserve_checkpoint(started.sequence, depth, started.slot)
     assert isinstance(pending, PendingHandle)
     return pending
 
@@ -47,10 +54,10 @@ def store(cache: Cache, tokens: Iterable[int] = PROMPT, depth: int = DEPTH) -> S
     return stored
 
 
-def publish(cache: Cache, pages: list[int]) -> _native.Published:
-    """The same for an engine with allocators of its own."""
+def publish(cache: EngineCache, pages: list[int]) -> _native.Published:
+    """The same for an engine that allocates the pages."""
     lease = cache.lease(cache.lookup(PROMPT))
-    pending = cache.reserve(lease, PROMPT[:DEPTH])
+    pending = cache.reserve(lease, PROMPT[:DEPTH], pages)
     assert isinstance(pending, PendingHandle)
     published = cache.publish(lease, PROMPT[:DEPTH], pages, pending)
     cache.release(lease)

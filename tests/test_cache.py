@@ -10,6 +10,7 @@ import torch
 from radixstate import (
     ActivePool,
     ConvSpec,
+    EngineCache,
     Namespace,
     PrefixCache,
     Sequence,
@@ -24,8 +25,9 @@ from radixstate.errors import (
     ConfigError,
     EmptyPromptError,
     LengthMismatchError,
+    NeverFitsError,
+    NotYourSlotError,
     OutOfSlotsError,
-    StaleError,
     TensorError,
     UnalignedError,
 )
@@ -41,6 +43,11 @@ POOLS = ("kv", "active", "checkpoint")
 def make(**changes: Any) -> PrefixCache:
     sizes = {"active_slots": 3, "kv_pages": 16, "page_size": 4, "checkpoint_stride": 8}
     return PrefixCache(SPEC, **(sizes | changes))
+
+
+def make_engine(**changes: Any) -> EngineCache:
+    sizes = {"active_slots": 3, "kv_pages": 16, "page_size": 4, "checkpoint_stride": 8}
+    return EngineCache(SPEC, **(sizes | changes))
 
 
 @pytest.fixture
@@ -146,15 +153,12 @@ def test_a_sequence_grows_fills_and_shrinks(cache: PrefixCache) -> None:
 
 
 def test_pages_are_copied_into_a_page_table(cache: PrefixCache) -> None:
-    table = torch.zeros(3, 8, dtype=torch.int32)
+    table = torch.zeros(2, 8, dtype=torch.int32)
     with cache.start(PROMPT) as seq:
         compute(seq, cache)
         seq.checkpoint(16)
         assert seq.copy_pages(table[1].numpy()) == 5
         assert table[1].tolist() == [*seq.pages, 0, 0, 0]
-    with cache.lease(cache.lookup(PROMPT)) as lease:
-        assert lease.copy_pages(table[2].numpy()) == 4
-        assert table[2].tolist() == [*lease.pages, 0, 0, 0, 0]
 
 
 def test_without_a_depth_the_state_is_of_all_known_tokens(cache: PrefixCache) -> None:
@@ -191,10 +195,10 @@ def test_want_of_room_is_a_result_with_numbers() -> None:
     cache = make(checkpoint_slots=1)
     cached(cache)
     step = cache.begin_step()
-    lease = cache.lease(cache.lookup(PROMPT))
+    reader = cache.start(PROMPT)
     with cache.start(list(range(50, 60))) as seq:
         assert seq.checkpoint(8) == Skipped("no_room", wanted=1, free=0, evictable=0)
-    lease.release()
+    reader.finish()
     cache.retire_step(step)
     with cache.start(list(range(50, 60))) as seq:
         assert isinstance(seq.checkpoint(8), Stored), "the older state has made room"
@@ -235,6 +239,7 @@ def test_a_state_can_come_from_a_further_slot(cache: PrefixCache) -> None:
         spare = seq.take_slot()
         compute(seq, cache)
         cache.active.state(spare).fill_(3)
+        cache.active.conv(0, spare).fill_(3)
         seq.checkpoint(8, source=spare)
     with cache.start(PROMPT[:9]) as seq:
         assert (cache.active.state(seq.slot) == 3).all()
@@ -301,15 +306,12 @@ def test_a_state_can_be_refused_later(cache: PrefixCache) -> None:
 
 def test_after_a_reset_requests_finish_but_store_nothing(cache: PrefixCache) -> None:
     cached(cache)
-    match = cache.lookup(PROMPT)
     with cache.start(PROMPT) as seq:
         pages = seq.pages
         cache.reset()
         assert cache.lookup(PROMPT).reason == "no_prefix"
         assert seq.pages == pages
         assert seq.checkpoint(16) == Skipped("reset")
-    with pytest.raises(StaleError):
-        cache.lease(match)
     assert [pool.free for pool in usage(cache)] == [16, 3, 6]
 
 
@@ -325,13 +327,13 @@ def test_stats_count_hits_tokens_and_bytes(cache: PrefixCache) -> None:
 
 
 def test_an_engine_with_its_own_allocators_leases_and_publishes() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     cache.active.state(2).fill_(5)
     with cache.lease(cache.lookup(PROMPT)) as lease:
         made = lease.publish(PROMPT[:16], source=2, pages=[3, 5, 7, 9])
         assert isinstance(made.outcome, Stored)
-        assert (made.canonical, made.duplicates) == ([3, 5, 7, 9], [])
-        assert lease.pages == [3, 5, 7, 9]
+        assert made.replaced is None, "the cache took all of them over"
+        assert (lease.depth, lease.pages) == (16, [3, 5, 7, 9])
     with cache.lease(cache.lookup(PROMPT)) as lease:
         assert lease.match.length == 16
         lease.load(1)
@@ -339,31 +341,161 @@ def test_an_engine_with_its_own_allocators_leases_and_publishes() -> None:
     assert (cache.active.state(1) == 5).all()
     cache.check(engine_free=[1, 2, 4])
     cache.evict("kv", 4)
-    assert sorted(cache.take_freed("kv")) == [3, 5, 7, 9]
+    assert sorted(cache.take_freed()) == [3, 5, 7, 9]
 
 
 def test_pages_that_an_engine_offers_twice_stay_its_own() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     lease, late = (cache.lease(cache.lookup(PROMPT)) for _ in range(2))
     lease.publish(PROMPT[:8], source=1, pages=[1, 2])
     made = late.publish(PROMPT[:16], source=1, pages=[3, 4, 5, 6])
-    assert (made.canonical, made.duplicates) == ([1, 2, 5, 6], [3, 4])
+    assert made.replaced == (0, 8), "pages 3 and 4 are to be freed"
+    assert late.pages == [1, 2, 5, 6]
     again = late.publish(PROMPT[:16], source=1)
-    assert (again.outcome, again.canonical) == (Skipped("duplicate"), [])
+    assert (again.outcome, again.replaced) == (Skipped("duplicate"), None)
 
 
 def test_an_engine_keeps_its_pages_when_a_state_is_not_finite() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     cache.active.state(1).fill_(torch.nan)
     with cache.lease(cache.lookup(PROMPT)) as lease:
         made = lease.publish(PROMPT[:8], source=1, pages=[1, 2])
-    assert (made.outcome, made.canonical, made.duplicates) == (Skipped("non_finite"), [1, 2], [])
+        assert lease.depth == 0
+    assert (made.outcome, made.replaced) == (Skipped("non_finite"), None)
     assert cache.usage("checkpoint").free == 6
     cache.check(engine_free=list(range(1, 17)))
 
 
+def test_two_requests_with_one_prompt_end_on_one_copy_of_its_pages() -> None:
+    cache = make_engine()
+    first, second = (cache.lease(cache.lookup(PROMPT)) for _ in range(2))
+    first.publish(PROMPT[:16], source=1, pages=[1, 2, 3, 4])
+    made = second.publish(PROMPT[:16], source=2, pages=[5, 6, 7, 8])
+    assert (made.outcome, made.replaced) == (Skipped("duplicate"), (0, 16))
+    assert second.pages == [1, 2, 3, 4]
+    cache.check(engine_free=[5, 6, 7, 8])
+
+
+def test_pages_are_shared_before_a_state_is_and_kept_by_it() -> None:
+    cache = make_engine()
+    cache.active.state(1).fill_(5)
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        extended = lease.extend(PROMPT[:12], [1, 2, 3])
+        assert (extended.skipped, extended.replaced, lease.depth) == (None, None, 12)
+        assert cache.lookup(PROMPT).kv_length == 12
+        with pytest.raises(LengthMismatchError):
+            lease.attach(PROMPT[:16], source=1)
+        assert isinstance(lease.attach(PROMPT[:8], source=1), Stored)
+        assert lease.attach(PROMPT[:8], source=1) == Skipped("duplicate")
+    assert cache.take_freed() == [3], "no state stands on the last page"
+    assert cache.lookup(PROMPT).length == 8
+    cache.check()
+
+
+def test_a_forked_lease_keeps_the_pages_of_the_first() -> None:
+    cache = make_engine()
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        lease.publish(PROMPT[:16], source=1, pages=[1, 2, 3, 4])
+        forked = lease.fork()
+    assert (forked.depth, forked.pages, forked.state) == (16, [1, 2, 3, 4], None)
+    assert cache.evict("kv", 4).kv == 0
+    assert forked.extend(PROMPT, [5]).replaced is None
+    forked.release()
+    assert cache.evict("kv", 4).kv == 4
+    assert sorted(cache.take_freed()) == [1, 2, 3, 4, 5]
+
+
+def test_tokens_that_are_no_prompt_are_found_as_a_whole(cache: PrefixCache) -> None:
+    cached(cache)
+    assert cache.lookup(PROMPT[:16]).length == 0
+    found = cache.lookup(PROMPT[:16], whole=True)
+    assert (found.length, found.kv_length, found.branch) == (16, 16, None)
+    assert cache.lookup(PROMPT, max_length=11).kv_length == 8
+    with pytest.raises(ConfigError, match="max_length=8 contradicts it"):
+        cache.lookup(PROMPT, whole=True, max_length=8)
+
+
+def test_a_touched_state_is_not_the_next_to_go() -> None:
+    cache = make(checkpoint_slots=2)
+    waiting = list(range(30, 40))
+    cached(cache, waiting, 8)
+    cached(cache, PROMPT, 16)
+    assert cache.touch(waiting) == 8
+    assert cache.touch([99]) == 0
+    cache.evict("checkpoint", 1)
+    assert (cache.lookup(waiting).length, cache.lookup(PROMPT).length) == (8, 0)
+
+
+def test_ids_go_both_ways_through_buffers() -> None:
+    cache = make_engine()
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        lease.publish(PROMPT[:16], source=1, pages=torch.tensor([4, 3, 2, 1], dtype=torch.int32))
+        table = torch.zeros(6, dtype=torch.int32)
+        assert lease.copy_pages(table.numpy()) == 4
+        assert table.tolist() == [4, 3, 2, 1, 0, 0]
+        assert lease.copy_pages(table.numpy(), start=8) == 2
+        assert table.tolist() == [2, 1, 2, 1, 0, 0]
+        with pytest.raises(UnalignedError):
+            lease.copy_pages(table.numpy(), start=6)
+    cache.evict("kv", 4)
+    freed = torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(LengthMismatchError, match="4 are to be written, the buffer has room for 3"):
+        cache.copy_freed(freed.numpy())
+    freed = torch.zeros(cache.usage("kv").outbox, dtype=torch.int32)
+    assert cache.copy_freed(freed.numpy()) == 4
+    assert sorted(freed.tolist()) == [1, 2, 3, 4]
+    assert cache.take_freed() == []
+
+
+def test_an_engine_whose_ids_live_on_a_device_names_no_page() -> None:
+    cache, pages = make_engine(logical=True), torch.zeros(17, dtype=torch.int64)
+    rows = {1: torch.tensor([90, 91, 92, 93]), 2: torch.tensor([80, 81, 82, 83])}
+    for request, row in rows.items():
+        with cache.lease(cache.lookup(PROMPT, max_length=0)) as lease:
+            made = lease.publish(PROMPT[:16] if request == 1 else [*PROMPT[:8], *PROMPT[:8]], source=1)
+            numbers = torch.tensor(lease.pages)
+            known = (made.replaced[1] - made.replaced[0]) // 4 if made.replaced else 0
+            pages[numbers[known:]] = row[known:]
+            assert pages[numbers].tolist() == [90, 91, *row[2:].tolist()]
+            with pytest.raises(LengthMismatchError, match="2 pages given, 0 expected"):
+                lease.extend(PROMPT[:16], [1, 2])
+    cache.evict("kv", 6)
+    assert sorted(pages[torch.tensor(cache.take_freed())].tolist()) == [82, 83, 90, 91, 92, 93]
+    cache.check()
+
+
+def test_an_engine_with_pages_alone_takes_its_slots_from_the_cache() -> None:
+    cache = make_engine(own_slots=True)
+    with cache.lease(cache.lookup(PROMPT)) as one, cache.lease(cache.lookup(PROMPT)) as two:
+        running, theirs = one.take_slot(), two.take_slot()
+        assert one.slots == [running]
+        assert one.publish(PROMPT[:8], source=running, pages=[1, 2]).outcome == Skipped("non_finite"), (
+            "unwritten"
+        )
+        one.load(running)
+        assert isinstance(one.publish(PROMPT[:8], source=running, pages=[1, 2]).outcome, Stored)
+        for use in (
+            lambda: one.load(theirs),
+            lambda: one.publish(PROMPT[:8], source=theirs),
+            lambda: one.give_back_slot(theirs),
+        ):
+            with pytest.raises(NotYourSlotError, match=f"slot {theirs} is not one of this"):
+                use()
+        further = one.take_slot()
+        with pytest.raises(OutOfSlotsError):
+            two.take_slot()
+        one.give_back_slot(further)
+    assert cache.usage("active").free == 3
+    cache.check()
+
+
+def test_an_engine_with_slots_of_its_own_gets_none() -> None:
+    with (cache := make_engine()).lease(cache.lookup(PROMPT)) as lease, pytest.raises(NeverFitsError):
+        lease.take_slot()
+
+
 def test_a_lease_loads_its_state_once() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     cache.active.state(1).fill_(3)
     cache.lease(cache.lookup(PROMPT)).publish(PROMPT[:8], source=1, pages=[1, 2])
     with cache.lease(cache.lookup(PROMPT)) as lease:
@@ -374,7 +506,7 @@ def test_a_lease_loads_its_state_once() -> None:
 
 
 def test_what_may_not_be_published_evicts_nothing() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     for n in range(6):
         tokens = [n * 100 + i for i in range(8)]
         cache.lease(cache.lookup(tokens)).publish(tokens, source=1, pages=[2 * n + 1, 2 * n + 2])
@@ -395,7 +527,7 @@ def test_a_batch_with_one_bad_checkpoint_evicts_nothing() -> None:
 
 
 def test_a_lease_of_a_miss_loads_the_empty_state() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     cache.active.state(3).fill_(torch.nan)
     with cache.lease(cache.lookup(PROMPT)) as lease:
         lease.load(3)

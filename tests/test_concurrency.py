@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from radixstate import PrefixCache, StateSpec
+from radixstate import EngineCache, PrefixCache, StateSpec
 
 SPEC = StateSpec(layers=2, heads=2, d_k=8, d_v=8, dtype="float32", layout="v_last")
 PROMPT = list(range(20))
@@ -97,7 +97,7 @@ def test_steps_of_many_threads_settle() -> None:
 
 def test_a_collector_on_another_thread_gives_back_what_a_cycle_held() -> None:
     cache = make()
-    cycle: list[object] = [cache.start(PROMPT), cache.lease(cache.lookup(PROMPT))]
+    cycle: list[object] = [cache.start(PROMPT), cache.begin_step()]
     cycle.append(cycle)
     del cycle
     assert cache.usage("active").held == 1
@@ -108,8 +108,9 @@ def test_a_collector_on_another_thread_gives_back_what_a_cycle_held() -> None:
 
 def test_what_owns_slots_is_neither_copied_nor_pickled() -> None:
     cache = make()
-    with cache.start(PROMPT) as seq, cache.lease(cache.lookup(PROMPT)) as lease:
-        for owner in (cache, seq, lease):
+    engine = EngineCache(SPEC, active_slots=2)
+    with cache.start(PROMPT) as seq, engine.lease(engine.lookup(PROMPT)) as lease:
+        for owner in (cache, engine, seq, lease):
             name = type(owner).__name__
             for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
                 with pytest.raises(TypeError, match=f"cannot copy or pickle a {name}: it owns slots"):
@@ -127,7 +128,7 @@ cache = _native.Cache(**{SIZES!r})
 """
 FRONT = f"""
 import gc, os, threading
-from radixstate import PrefixCache, StateSpec
+from radixstate import EngineCache, PrefixCache, StateSpec
 from radixstate.errors import ForkedError, MisuseError
 spec = {SPEC!r}
 cache = PrefixCache(spec, **{SIZES!r})
@@ -142,10 +143,11 @@ def run(code: str) -> None:
 
 
 CHILD = """
-seq, lease = cache.start([1, 2, 3]), cache.lease(cache.lookup([1]))
+engine = EngineCache(spec, active_slots=1)
+seq, lease = cache.start([1, 2, 3]), engine.lease(engine.lookup([1]))
 calls = [
     lambda: cache.start([1]), lambda: cache.lookup([1]), lambda: cache.legal_depth(8),
-    lambda: cache.evict("kv", 1), lambda: cache.usage("kv"), lambda: cache.lease(lease.match),
+    lambda: cache.evict("kv", 1), lambda: cache.usage("kv"), lambda: engine.lease(lease.match),
     lambda: seq.pages, lambda: seq.checkpoint(0), seq.finish, lease.release,
     cache.begin_step, cache.reset, cache.stats, cache.digest, cache.check,
     lambda: cache._transfer.load([(1, 1)]),
@@ -209,7 +211,8 @@ ready.wait()
 """,
 }
 FRONT_ENDS = {
-    "everything at once": "seq, lease = cache.start([1, 2, 3]), cache.lease(cache.lookup([1]))",
+    "everything at once": "engine = EngineCache(spec, active_slots=1); "
+    "seq, lease = cache.start([1, 2, 3]), engine.lease(engine.lookup([1]))",
     "a thread that runs on": """
 def work():
     for turn in range(200):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cuda_on_cpu import CpuDevice, Launch
@@ -25,8 +26,10 @@ from radixstate import (
     cuda,
     transfer,
 )
-from radixstate.cuda import CupyDevice
+from radixstate.cuda import CupyDevice, specialise
+from radixstate.cuda.specialise import CHANGING, Program, arguments_type
 from radixstate.errors import MisuseError, SlotError, TensorError
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SPEC = StateSpec(
@@ -65,6 +68,28 @@ def test_a_store_is_one_launch_of_one_struct(device: CpuDevice, format: Any) -> 
     blocks_of_a_pair = int(launch.arguments["units"][0])
     assert launch.grid == (3 * blocks_of_a_pair, SPEC.layers)
     assert blocks_of_a_pair == SPEC.heads * launch.program["CHUNKS"] + 1
+
+
+def test_a_launch_describes_nothing_anew_but_its_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    struct, device, (active, kept) = arguments_type(1), CpuDevice(), filled_pools(3)
+    at = [struct.fields[name][1] for name in ("pairs", "pair_count", "source_slots")]
+    assert at == [0, 8, CHANGING.size]
+    codec = cuda.describe(active, kept, device)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("described anew")
+
+    for owner, name in ((cuda.codec, "arguments_type"), (specialise, "window_blocks"), (np, "zeros")):
+        monkeypatch.setattr(owner, name, refuse)
+    monkeypatch.setattr(Program, "__getitem__", refuse)
+    tables = [torch.tensor([[pair], [pair], [0]], dtype=torch.int32) for pair in (1, 2)]
+    with device.capture() as launches:
+        for table in tables:
+            codec.enqueue_store(table)
+            codec.enqueue_load(table)
+    # Those of an earlier launch stay as they were: a device may read them later.
+    found = [(launch.direction, int(launch.arguments["pairs"][0])) for launch in launches]
+    assert found == [(way, table.data_ptr()) for table in tables for way in ("store", "load")]
 
 
 def test_storing_nothing_launches_and_copies_nothing(device: CpuDevice) -> None:
@@ -181,6 +206,18 @@ def test_a_batch_that_was_filled_anew_moves_no_earlier_pair() -> None:
     batch.fill([(2, 2)])
     batch.enqueue()
     assert list(batch.verdicts()) == [True]
+
+
+def test_a_batch_starts_the_blocks_of_its_capacity_and_says_how_many() -> None:
+    device, (active, kept) = CpuDevice(), filled_pools(3)
+    batch = cuda.describe(active, kept, device).batch("store", 5)
+    batch.fill([(1, 1)])
+    batch.enqueue()
+    columns, rows = device.launches[0].grid
+    assert columns * rows == 5 * batch.blocks_of_pair
+    assert batch.blocks_of_pair == SPEC.layers * (SPEC.heads + 1)
+    assert list(batch.verdicts()) == [True]
+    assert not kept.state(2).any()
 
 
 def test_a_batch_refuses_what_a_store_refuses_and_stays_as_it_was() -> None:
@@ -399,6 +436,32 @@ def test_a_cuda_device_refuses_to_copy_or_compile_during_a_capture(monkeypatch: 
     for call in refused:
         with NoOperations(), pytest.raises(MisuseError, match="a graph is being captured"):
             call()
+
+
+class PinnedElsewhere(TorchFunctionMode):
+    """Page-locked memory without a driver, and a device that is another part of the CPU."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(options or {})
+        options.pop("pin_memory", None)
+        if function in (torch.Tensor.pin_memory, torch.Tensor.to):
+            return arguments[0].clone()
+        return function(*arguments, **options)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_what_is_copied_between_host_and_device_does_not_follow_torchs_default_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    device, words = CupyDevice(0), np.array([1, 2, 3], dtype=np.int32)
+    with torch.device("meta"), PinnedElsewhere():
+        there = device.put(words)
+        device.refill(there, words + 1)
+        assert device.fetch(there)() == [2, 3, 4]
 
 
 def tokens(seed: int, n: int) -> list[int]:

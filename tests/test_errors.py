@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from radixstate import PrefixCache, Sequence, StateSpec, errors
+from radixstate import EngineCache, PrefixCache, Sequence, StateSpec, errors
 
 SPEC = StateSpec(layers=1, heads=2, d_k=3, d_v=4, dtype="float32", layout="v_last")
 PROMPT = list(range(20))
@@ -15,6 +15,20 @@ PROMPT = list(range(20))
 def make(**changes: Any) -> PrefixCache:
     sizes = {"active_slots": 2, "checkpoint_slots": 3, "kv_pages": 8, "page_size": 4, "checkpoint_stride": 8}
     return PrefixCache(SPEC, **(sizes | changes))
+
+
+def make_engine() -> EngineCache:
+    return EngineCache(SPEC, active_slots=2, checkpoint_slots=3, kv_pages=8, page_size=4, checkpoint_stride=8)
+
+
+@pytest.fixture
+def engine() -> EngineCache:
+    """An engine's cache with one prefix cached."""
+    cache = make_engine()
+    cache.active.state(1).fill_(1)
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        lease.publish(PROMPT[:8], source=1, pages=[1, 2])
+    return cache
 
 
 @pytest.fixture
@@ -33,7 +47,7 @@ def seq(cache: PrefixCache) -> Sequence:
     return cache.start(PROMPT)
 
 
-def everything(cache: PrefixCache) -> list[Any]:
+def everything(cache: PrefixCache | EngineCache) -> list[Any]:
     """All that a refused call must leave as it was."""
     tensors = [cache.active.rows["state"].whole, cache.checkpoints.rows["state"].whole]
     bytes_of = [tensor.flatten().tolist() for tensor in tensors if tensor is not None]
@@ -41,7 +55,7 @@ def everything(cache: PrefixCache) -> list[Any]:
 
 
 @contextmanager
-def refused(cache: PrefixCache, error: type[Exception], message: str) -> Iterator[None]:
+def refused(cache: PrefixCache | EngineCache, error: type[Exception], message: str) -> Iterator[None]:
     before = everything(cache)
     with pytest.raises(error, match=message) as caught:
         yield
@@ -138,19 +152,31 @@ def test_a_sequence_used_after_its_end(
         use(seq)
 
 
-def test_a_lease_used_after_its_end(cache: PrefixCache) -> None:
-    lease = cache.lease(cache.lookup(PROMPT))
+def test_a_lease_used_after_its_end(engine: EngineCache) -> None:
+    lease = engine.lease(engine.lookup(PROMPT))
     lease.release()
-    for use in (lease.release, lease.loaded, lambda: lease.load(1), lambda: lease.pages, lambda: lease.state):
-        with refused(cache, errors.UseAfterFinishError, "released"):
+    for use in (
+        lease.release,
+        lease.loaded,
+        lambda: lease.load(1),
+        lambda: lease.pages,
+        lambda: lease.state,
+        lambda: lease.depth,
+        lambda: lease.slots,
+        lambda: lease.extend(PROMPT[:8]),
+        lambda: lease.attach(PROMPT[:8], source=1),
+        lambda: lease.publish(PROMPT[:8], source=1),
+        lease.take_slot,
+    ):
+        with refused(engine, errors.UseAfterFinishError, "released"):
             use()
 
 
-def test_things_of_another_cache(cache: PrefixCache, seq: Sequence) -> None:
+def test_things_of_another_cache(cache: PrefixCache, seq: Sequence, engine: EngineCache) -> None:
     other = make()
     stored = seq.checkpoint(16)
     for target, use in (
-        (other, lambda: other.lease(cache.lookup(PROMPT))),
+        (engine, lambda: engine.lease(cache.lookup(PROMPT))),
         (other, lambda: other.invalidate(stored)),
         (other, lambda: other.checkpoint_many([(seq, 8, 1)])),
         (other, lambda: other.retire_step(other.begin_step(), invalid=[stored])),
@@ -160,25 +186,24 @@ def test_things_of_another_cache(cache: PrefixCache, seq: Sequence) -> None:
     cache.check()
 
 
-def test_a_match_that_was_evicted_or_reset(cache: PrefixCache) -> None:
-    match = cache.lookup(PROMPT)
-    cache.evict("checkpoint", 1)
-    with refused(cache, errors.StaleError, "evicted after the lookup"):
-        cache.lease(match)
-    match = cache.lookup(PROMPT)
-    cache.reset()
-    with refused(cache, errors.StaleError, "reset after the lookup"):
-        cache.lease(match)
+def test_a_match_that_was_evicted_or_reset(engine: EngineCache) -> None:
+    match = engine.lookup(PROMPT)
+    engine.evict("checkpoint", 1)
+    with refused(engine, errors.StaleError, "evicted after the lookup"):
+        engine.lease(match)
+    match = engine.lookup(PROMPT)
+    engine.reset()
+    with refused(engine, errors.StaleError, "reset after the lookup"):
+        engine.lease(match)
 
 
-def test_a_match_whose_state_was_replaced(cache: PrefixCache) -> None:
-    match = cache.lookup(PROMPT)
-    cache.evict("checkpoint", 1)
-    with cache.start(PROMPT[:8]) as seq:
-        seq.checkpoint(8)
-    assert cache.lookup(PROMPT).length == match.length
-    with refused(cache, errors.StaleError, "evicted after the lookup"):
-        cache.lease(match)
+def test_a_match_whose_state_was_replaced(engine: EngineCache) -> None:
+    match = engine.lookup(PROMPT)
+    engine.evict("checkpoint", 1)
+    engine.lease(engine.lookup(PROMPT)).publish(PROMPT[:8], source=1, pages=[3, 4])
+    assert engine.lookup(PROMPT).length == match.length
+    with refused(engine, errors.StaleError, "evicted after the lookup"):
+        engine.lease(match)
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -186,14 +211,6 @@ def test_a_step_that_was_never_begun(cache: PrefixCache, step: int) -> None:
     cache.begin_step()
     with refused(cache, errors.UnknownStepError, f"step {step} was never begun, the newest is 1"):
         cache.retire_step(step)
-
-
-def test_start_where_the_engine_allocates() -> None:
-    cache = make(external=True)
-    with refused(cache, errors.ConfigError, r"use lookup\(\) and lease\(\)"):
-        cache.start(PROMPT)
-    with refused(cache, errors.ConfigError, r"use lookup\(\) and lease\(\)"):
-        cache.start_many([])
 
 
 @pytest.mark.parametrize(
@@ -209,11 +226,9 @@ def test_start_where_the_engine_allocates() -> None:
     ],
 )
 def test_publishing_what_does_not_fit(
-    tokens: list[int], pages: list[int], error: type[Exception], message: str
+    engine: EngineCache, tokens: list[int], pages: list[int], error: type[Exception], message: str
 ) -> None:
-    cache = make(external=True)
-    with cache.lease(cache.lookup(PROMPT)) as first:
-        first.publish(PROMPT[:8], source=1, pages=[1, 2])
+    cache = engine
     with cache.lease(cache.lookup(PROMPT)) as lease:
         tensors = cache.checkpoints.rows["state"].whole.clone()
         before = [cache.usage(pool).as_dict() for pool in ("kv", "active", "checkpoint")]
@@ -226,18 +241,10 @@ def test_publishing_what_does_not_fit(
         cache.check(engine_free=[3, 4, 5, 6, 7, 8])
 
 
-def test_publishing_on_a_lease_where_the_cache_owns_the_pages(cache: PrefixCache) -> None:
-    with cache.lease(cache.lookup(PROMPT)) as lease:
-        before = [cache.usage(pool).as_dict() for pool in ("kv", "active", "checkpoint")]
-        with pytest.raises(errors.PoolModeError, match="the cache owns the kv pages"):
-            lease.publish(PROMPT[:16], source=1)
-        assert before == [cache.usage(pool).as_dict() for pool in ("kv", "active", "checkpoint")]
-
-
 @pytest.mark.parametrize("slot", [0, 3])
-def test_loading_a_lease_into_no_slot(cache: PrefixCache, slot: int) -> None:
-    with cache.lease(cache.lookup(PROMPT)) as lease:
-        with refused(cache, errors.SlotError, f"slot {slot}"):
+def test_loading_a_lease_into_no_slot(engine: EngineCache, slot: int) -> None:
+    with engine.lease(engine.lookup(PROMPT)) as lease:
+        with refused(engine, errors.SlotError, f"slot {slot}"):
             lease.load(slot)
         assert lease.state is not None, "it can still be loaded"
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_on_cpu import CpuDevice
-from native import PROMPT, external, make
+from native import PROMPT, engine, make
 from radixstate import (
     ActivePool,
     CheckpointPool,
@@ -458,7 +458,7 @@ def test_bytes_beyond_a_counter_are_refused_when_a_cache_is_made(pool: str) -> N
 
 
 @pytest.mark.parametrize("size", ["kv_pages", "active_slots", "checkpoint_slots"])
-@pytest.mark.parametrize("new", [make, external])
+@pytest.mark.parametrize("new", [make, engine])
 def test_ids_beyond_int32_are_refused_when_a_cache_is_made(size: str, new: Callable[..., Any]) -> None:
     new(**{size: 2**31 - 1})
     with pytest.raises(

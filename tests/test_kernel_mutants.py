@@ -16,6 +16,7 @@ import pytest
 import torch
 from cuda_on_cpu import CpuDevice, LaunchError, Mutation, Order
 from kernel_cases import Case, cpu_codec, cuda_codec, out_of_range_problems, round_trip
+from test_kernels import WINDOWS
 
 ESCAPED, CAUGHT = 0, 3
 
@@ -43,10 +44,12 @@ MUTANTS = {
     "columns beyond the end": ("int8.cu", " && Channels::column(at, sweep) < COLUMNS", ""),
     "threads beyond the chunk": ("int8.cu", "at.down < DOWN && Channels::row", "Channels::row"),
     "one contributor too few": ("int8.cu", "i < Channels::CONTRIBUTORS", "i < Channels::CONTRIBUTORS - 1"),
+    "a contribution is read twice": ("int8.cu", "turned : turned - ACROSS", "turned : 0"),
+    "the runs of a thread share a place": ("int8.cu", "channel % VECTOR / RUN * APART", "0 * APART"),
     "contiguous rows": ("int8.cu", "row_stride(pool.row_stride)", "row_stride(COLUMNS / VECTOR * BYTES)"),
     "a second sweep reads the first": ("int8.cu", SWEPT, SWEPT.replace("sweep", "0")),
     "codes of a bad channel stay": ("int8.cu", " & finite;", ";"),
-    "bad channels are not reported": ("int8.cu", "found.finite &= divisors[c].is_finite();", ""),
+    "bad channels are not reported": ("int8.cu", "found.finite &= by.is_finite();", ""),
     "the head is forgotten": ("transfer.cuh", " + head * head_stride", ""),
     "the layer is forgotten": ("transfer.cuh", " : base + layer * layer_stride", " : base"),
     "the table is not indexed": ("transfer.cuh", "table[layer]", "table[0]"),
@@ -55,7 +58,12 @@ MUTANTS = {
     "the padding sink is written": ("transfer.cuh", "work.target - 1 < arguments.target_slots - 1", "true"),
     "the padding sink is not reported": ("transfer.cuh", "work.unit == 0 && threadIdx.x == 0", "false"),
     "the wrong status word": ("transfer.cuh", "pairs + 2 * pair_count + pair", "pairs + 2 * pair_count"),
-    "a window's tail is cut": ("transfer.cuh", "< window.vectors) held[i].w", "< 2) held[i].w"),
+    "a window's tail is cut": ("transfer.cuh", ">= window.vectors) continue;", ">= 2) continue;"),
+    "half of a window's word is asked": ("transfer.cuh", "window.width == 2 &&", "false &&"),
+    "a window of floats is asked by halves": ("transfer.cuh", "window.width == 2 &&", "true &&"),
+    "a narrow window is asked at every vector": ("transfer.cuh", "if (end % window.width) return false;", ""),
+    "Inf in a window": ("transfer.cuh", "finite &= !has_special(held[i], window)", "(void)0"),
+    "Inf in a narrow window": ("transfer.cuh", "finite &= !has_special(source, vector, window)", "(void)0"),
     "only the first window": ("transfer.cuh", "unit -= window.blocks;", "break;"),
     "truncation for rounding": ("element.cuh", SUM, "12582912.0f + static_cast<int>(quotient)"),
     "half away from zero": ("element.cuh", SUM, "__builtin_roundf(quotient) + 12582912.0f"),
@@ -84,6 +92,7 @@ HUNT = [
     Case(format="bf16", dtype=torch.float32, d_k=33, d_v=70, values="any"),
     Case(format="native", d_k=16, d_v=16, heads=1, layers=1, slots=60),
     Case(format="native", d_k=64, d_v=130),
+    *WINDOWS,
 ]
 
 

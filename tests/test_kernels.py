@@ -11,10 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_on_cpu import CpuDevice, LaunchError, Mutation, Order
-from kernel_cases import Case, Pools, cpu_codec, cuda_codec, out_of_range_problems, round_trip
+from kernel_cases import (
+    Case,
+    Pools,
+    cpu_codec,
+    cuda_codec,
+    out_of_range_problems,
+    reference_problems,
+    round_trip,
+    scale_problems,
+    tie_problems,
+)
 from radixstate.cuda import specialise
 from radixstate.cuda.specialise import Heads, Windows
-from radixstate.reference import codec as reference
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TYPES = (BF16, FP16, FP32)
@@ -84,7 +93,25 @@ FLAT = [  # windows in the place of a state: one head of one row
     Case(dtype=dtype, format="native", layout="v_last", d_k=1, d_v=d_v, heads=1, gap=gap, tables=gap > 0)
     for dtype, d_v, gap in [(BF16, 2048 * 3, 0), (FP32, 64 * 4, 4), (FP16, 5 * 3, 1)]
 ]
-CASES = [*MAIN, *ODD, *ALIGNMENT, *LONG, *POOLS, *PLAIN, *FLAT]
+WINDOWS = [
+    Case(
+        dtype=dtype,
+        format=format,
+        d_k=8,
+        d_v=8,
+        slots=40,
+        conv=conv,
+        conv_types=types,
+        conv_values="any",
+        values="usual",
+    )
+    for dtype, format, conv, types in [
+        (BF16, "int8", ((6, 4),), (BF16,)),
+        (BF16, "native", ((24,), (4,)), (FP32, FP16)),
+        (FP32, "bf16", ((5,), (4, 3), (7,)), (FP16, FP32, BF16)),  # vectors shorter than an element
+    ]
+]
+CASES = [*MAIN, *ODD, *ALIGNMENT, *LONG, *POOLS, *PLAIN, *FLAT, *WINDOWS]
 
 SANITIZED = [
     ALIGNMENT[1],
@@ -121,58 +148,29 @@ def test_the_result_does_not_depend_on_the_order_of_threads(case: Case, order: O
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_every_largest_value_of_a_channel_gets_the_right_scale(dtype: torch.dtype) -> None:
-    """All bit patterns of a 16-bit type, one per channel."""
-    case = Case(dtype=dtype, d_k=1 << 16, d_v=1, heads=1, layers=1, slots=1)
-    machine, outcomes = CpuDevice(), []
-    for make in (cuda_codec(machine), cpu_codec):
-        pools = Pools(case, "cpu")
-        pools.active.rows.layers[0][1, 0, 0] = (
-            torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
-        )
-        list(make(pools, pools.active, []).store([(1, 1)]))
-        outcomes.append((pools.checkpoint.buffer, pools.scale.buffer))
-    for mine, theirs in zip(*outcomes, strict=True):
-        assert torch.equal(mine, theirs)
+    assert scale_problems(CpuDevice(), dtype) == []
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_quotients_next_to_a_tie_are_rounded_as_by_true_division(dtype: torch.dtype, seed: int) -> None:
-    """Elements are half-integer multiples of their channel's scale, or up to two steps beside one."""
-    case = Case(dtype=dtype, d_k=256, d_v=1 + 5 * 127, heads=1, layers=1, slots=1)
-    random = torch.Generator().manual_seed(seed)
-    exponent = torch.randint(-60, 60, (case.d_k,), generator=random)
-    if dtype == FP16:
-        exponent = exponent % 24 - 12
-    amax = ((1 + torch.rand(case.d_k, generator=random)) * 2.0**exponent).to(dtype)
-    _, scale = reference.encode(amax[None], k_axis=-1)
-    ties = ((torch.arange(127) + 0.5)[:, None] * scale.float()).to(dtype)
-    integers = ties.view(torch.int32 if dtype == FP32 else torch.int16)
-    near = torch.cat([(integers + step).view(dtype) for step in range(-2, 3)])
-    near = torch.minimum(near, amax)
-    outcomes = []
-    for make in (cuda_codec(CpuDevice()), cpu_codec):
-        pools = Pools(case, "cpu")
-        pools.active.rows.layers[0][1, 0] = torch.cat([amax[None], near])
-        assert list(make(pools, pools.active, []).store([(1, 1)])) == [True]
-        outcomes.append(pools.checkpoint.rows.layers[0][1].clone())
-    assert torch.equal(*outcomes)
+    assert tie_problems(CpuDevice(), dtype, seed) == []
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_kernels_equal_the_torch_reference(dtype: torch.dtype, layout: str) -> None:
-    case = Case(dtype=dtype, layout=layout, d_k=40, d_v=24, values="usual", seed=7)
-    machine = CpuDevice()
-    pools = round_trip(case, cuda_codec(machine)).pools
-    k_axis = -1 if layout == "k_last" else -2
-    for layer in range(case.layers):
-        for active, kept in case.store_pairs:
-            q, scale = reference.encode(pools.active.rows.layers[layer][active], k_axis=k_axis)
-            assert torch.equal(pools.checkpoint.rows.layers[layer][kept], q)
-            assert torch.equal(pools.scale.rows.layers[layer][kept], scale)
-            back = reference.decode(q, scale, k_axis=k_axis, dtype=dtype)
-            assert torch.equal(pools.reloaded.rows.layers[layer][active], back)
+    assert reference_problems(CpuDevice(), dtype, layout) == []
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_a_state_is_finite_only_if_its_windows_are(case: Case) -> None:
+    finite = round_trip(case, cuda_codec(CpuDevice())).finite
+    pools = Pools(case, "cpu")
+    rows = [layer for window, _, _ in pools.windows for layer in window.rows.layers]
+    wanted = [all(bool(layer[slot].isfinite().all()) for layer in rows) for slot, _ in case.store_pairs]
+    assert finite == wanted
+    assert {*finite} == {True, False}
 
 
 def test_a_slot_out_of_range_moves_nothing_and_says_so() -> None:

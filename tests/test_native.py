@@ -4,8 +4,7 @@ from array import array
 
 import numpy as np
 import pytest
-import torch
-from native import DEPTH, PROMPT, external, make, publish, reserve, running, store
+from native import DEPTH, PROMPT, engine, make, publish, reserve, running, store
 from radixstate import _native
 from radixstate._native import Namespace, PendingHandle, Skipped, Started, StartRequest, Stored
 
@@ -342,11 +341,10 @@ def test_a_cache_draws_what_lookups_can_reach() -> None:
 
 
 def test_publishing_adopts_the_engines_pages_once() -> None:
-    cache = external()
+    cache = engine()
     first = publish(cache, [5, 6, 7, 8])
     assert isinstance(first.outcome, Stored)
-    assert (first.canonical, first.duplicates) == ([5, 6, 7, 8], [])
-    assert repr(first) == f"Published(outcome={first.outcome!r}, canonical=[5, 6, 7, 8], duplicates=[])"
+    assert repr(first) == f"Published(outcome={first.outcome!r}, replaced=None)"
     lease = cache.lease(cache.lookup(PROMPT))
     assert cache.lease_state(lease) == first.outcome.slot
     assert (cache.lease_depth(lease), cache.lease_pages(lease)) == (8, [5, 6, 7, 8])
@@ -354,45 +352,69 @@ def test_publishing_adopts_the_engines_pages_once() -> None:
     assert cache.lease_state(lease) is None
     cache.release(lease)
     assert cache.evict("kv", 1).kv == 4
-    assert sorted(cache.take_freed("kv")) == [5, 6, 7, 8]
-    assert cache.take_freed("kv") == []
+    assert sorted(cache.take_freed()) == [5, 6, 7, 8]
+    assert cache.take_freed() == []
 
 
 def test_pages_that_are_cached_already_stay_the_engines() -> None:
-    cache = external()
+    cache = engine()
     match = cache.lookup(PROMPT)
     late = cache.lease(match)
-    pending = cache.reserve(late, PROMPT[:DEPTH])
+    pending = cache.reserve(late, PROMPT[:DEPTH], [1, 2, 3, 4])
     assert isinstance(pending, PendingHandle)
     publish(cache, [5, 6, 7, 8])
     published = cache.publish(late, np.array(PROMPT[:DEPTH]), array("I", [1, 2, 3, 4]), pending)
     assert isinstance(published.outcome, Skipped)
     assert published.outcome.reason == "duplicate"
-    assert (published.canonical, published.duplicates) == ([5, 6, 7, 8], [1, 2, 3, 4])
+    assert published.replaced == (0, 8)
+    assert cache.lease_pages(late) == [5, 6, 7, 8]
 
 
 def test_pages_that_another_lease_is_still_writing_are_named_to_nobody() -> None:
-    cache = external()
+    cache = engine()
     late = cache.lease(cache.lookup(PROMPT))
-    pending = cache.reserve(late, PROMPT[:DEPTH])
+    pending = cache.reserve(late, PROMPT[:DEPTH], [1, 2, 3, 4])
     assert isinstance(pending, PendingHandle)
     step = cache.begin_step()
     early = cache.lease(cache.lookup(PROMPT))
-    first = cache.reserve(early, PROMPT[:4])
+    first = cache.reserve(early, PROMPT[:4], [5, 6])
     assert isinstance(first, PendingHandle)
     cache.publish(early, PROMPT[:4], [5, 6], first)
     published = cache.publish(late, PROMPT[:DEPTH], [1, 2, 3, 4], pending)
     assert isinstance(published.outcome, Skipped)
     assert published.outcome.reason == "not_ready"
-    assert (published.canonical, published.duplicates) == ([1, 2, 3, 4], [])
+    assert (published.replaced, cache.lease_depth(late)) == (None, 0)
     cache.retire_step(step)
 
 
-def test_a_sequence_commits_the_engines_pages() -> None:
-    cache = external()
+def test_pages_are_shared_without_a_state_and_a_state_is_attached_to_them() -> None:
+    cache = engine()
+    lease = cache.lease(cache.lookup(PROMPT))
+    extended = cache.extend(lease, PROMPT[:6], array("i", [5, 6, 7]))
+    assert repr(extended) == "Extended(skipped=None, replaced=None)"
+    assert (cache.lease_depth(lease), cache.lease_pages(lease, 2)) == (6, [6, 7])
+    pending = cache.reserve(lease, PROMPT[:4])
+    assert isinstance(pending, PendingHandle)
+    assert isinstance(cache.attach(lease, PROMPT[:4], pending), Stored)
+    step = cache.begin_step()
+    other = cache.lease(cache.lookup(PROMPT, max_length=0))
+    again = cache.extend(other, PROMPT[:8], [1, 2, 3, 4])
+    assert again.replaced == (0, 6)
+    late = cache.extend(cache.lease(cache.lookup(PROMPT, max_length=0)), PROMPT[:8], [9, 10, 11, 12])
+    assert (late.skipped.reason if late.skipped else None, late.replaced) == ("not_ready", None)
+    assert repr(late) == "Extended(skipped=Skipped(reason='not_ready'), replaced=None)"
+    cache.retire_step(step)
+
+
+def test_a_batch_is_reserved_as_a_whole_or_not_at_all() -> None:
+    cache = make()
     started = running(cache)
-    assert (started.slot, cache.slots(started.sequence)) == (None, [])
-    pending = reserve(cache, started)
-    published = cache.commit_pages(started.sequence, torch.tensor([4, 3, 2, 1]), pending)
-    assert isinstance(published.outcome, Stored)
-    assert published.canonical == cache.pages(started.sequence) == [4, 3, 2, 1]
+    seq, slot = started.sequence, started.slot
+    with pytest.raises(_native.UnalignedError):
+        cache.reserve_checkpoints([(seq, 8, slot), (seq, 7, slot)])
+    assert cache.usage("checkpoint").free == 2
+    reserved = cache.reserve_checkpoints([(seq, 8, slot), (seq, 8, slot)])
+    assert [type(it) for it in reserved] == [PendingHandle, PendingHandle]
+    cache.finish(seq)
+    with pytest.raises(_native.UseAfterFinishError, match="finished or aborted"):
+        cache.reserve_checkpoints([(seq, 8, slot)])

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from native import DEPTH, PROMPT, external, make, publish, reserve, running, store
+from native import DEPTH, PROMPT, engine, make, publish, reserve, running, store
 from radixstate import _native
 
 
@@ -46,7 +46,7 @@ def test_a_shortage_has_the_numbers_to_act_on() -> None:
 
 
 def test_check_lists_every_violation() -> None:
-    cache = external()
+    cache = engine()
     publish(cache, [5, 6, 7, 8])
     cache.check()
     cache.check(engine_free={1, 2, 3, 4})
@@ -104,7 +104,7 @@ def misuse_not_claimed() -> None:
 
 
 def misuse_length_mismatch() -> None:
-    publish(external(), [1, 2, 3])
+    publish(engine(), [1, 2, 3])
 
 
 def misuse_not_your_pending() -> None:
@@ -135,30 +135,36 @@ def misuse_unknown_step() -> None:
 
 
 def misuse_page_range() -> None:
-    publish(external(), [1, 2, 3, 17])
+    publish(engine(), [1, 2, 3, 17])
 
 
 def misuse_page_sign() -> None:
-    publish(external(), [1, 2, -3, 4])
+    publish(engine(), [1, 2, -3, 4])
 
 
 def misuse_page_twice() -> None:
-    publish(external(), [1, 2, 3, 3])
+    publish(engine(), [1, 2, 3, 3])
 
 
 def misuse_prefix_mismatch() -> None:
-    cache = external()
+    cache = engine()
     publish(cache, [5, 6, 7, 8])
-    cache.reserve(cache.lease(cache.lookup(PROMPT)), [9] * DEPTH)
+    cache.reserve(cache.lease(cache.lookup(PROMPT)), [9] * DEPTH, [])
 
 
-def misuse_internal_pages() -> None:
-    publish(make(), [1, 2, 3, 4])
+def misuse_too_many_pages() -> None:
+    cache = engine(logical=True, kv_pages=3)
+    cache.extend(cache.lease(cache.lookup(PROMPT)), PROMPT[:8])
 
 
-def misuse_external_slots() -> None:
-    cache = external()
-    cache.take_slot(running(cache).sequence)
+def misuse_numbered_pages() -> None:
+    cache = engine(logical=True)
+    cache.extend(cache.lease(cache.lookup(PROMPT)), PROMPT[:8], [1, 2, 3, 4])
+
+
+def misuse_slot_of_a_lease() -> None:
+    cache = engine(active_slots=2)
+    cache.give_back_slot(cache.lease(cache.lookup(PROMPT)), 1)
 
 
 def misuse_pool_name() -> None:
@@ -213,8 +219,13 @@ MISUSES: list[tuple[str, str, Callable[[], object]]] = [
         "the tokens do not begin with the 8 tokens of the leased prefix",
         misuse_prefix_mismatch,
     ),
-    ("PoolMode", "the cache owns the kv pages: commit a sequence instead", misuse_internal_pages),
-    ("PoolMode", "the engine allocates active slots: take one there", misuse_external_slots),
+    (
+        "TooManyPages",
+        "4 kv pages handed over, 3 numbers are free and 0 wait for take_freed()",
+        misuse_too_many_pages,
+    ),
+    ("LengthMismatch", "4 pages given, 0 expected: the cache numbers them", misuse_numbered_pages),
+    ("NotYourSlot", "active slot 1 is not one of this sequence's slots", misuse_slot_of_a_lease),
     ("Misuse", "pool 'kvs' is none of 'kv', 'active', 'checkpoint'", misuse_pool_name),
 ]
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from native import DEPTH, PROMPT, make, reserve, running, store
+from native import DEPTH, PROMPT, engine, make, reserve, running, store
 from radixstate import _native
 from radixstate._native import Namespace, PendingHandle, Stored
 
@@ -74,9 +74,8 @@ def test_the_wrong_cache_consumes_no_handle() -> None:
         lambda: other.abort(seq),
         lambda: other.pages(seq),
         lambda: other.commit(seq, pending),
-        lambda: other.commit_pages(seq, [], pending),
         lambda: other.release(lease),
-        lambda: other.publish(lease, PROMPT[:DEPTH], [], pending),
+        lambda: engine().publish(lease, PROMPT[:DEPTH], [], pending),
         lambda: other.lease(mine.lookup(PROMPT)),
     ]
     for use in uses:

@@ -10,7 +10,14 @@ from radixstate.cuda import specialise
 from test_kernels import CASES
 
 from benchmarks.kernels import REGISTERS, Row, compiled, main_programs
-from benchmarks.nvrtc import ARCHITECTURES, CompileError, compile_program
+from benchmarks.nvrtc import (
+    ARCHITECTURES,
+    CUDA_12,
+    CompileError,
+    architectures,
+    compile_program,
+    fetched,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +55,30 @@ def test_main_shapes_move_sixteen_bytes_at_a_time(table: list[Row]) -> None:
             assert row.stores["128"] >= wanted, row
 
 
+def test_a_thread_reads_the_divisors_of_its_columns_sixteen_bytes_at_a_time(table: list[Row]) -> None:
+    """As `test_bank_conflicts.py` supposes."""
+    columns = [row for row in table if "k_last" in row.kernel]
+    assert columns
+    for row in columns:
+        vector = 4 if "fp32" in row.kernel else 8
+        wanted = vector // 2 if row.kernel.startswith("int8_store") else vector // 4
+        assert row.shared_loads["128"] >= wanted, row
+        assert "64" not in row.shared_loads, row
+
+
 def test_no_arithmetic_flushes_subnormals_in_spite_of_the_option(table: list[Row]) -> None:
     assert [row for row in table if row.flushing] == []
+
+
+@pytest.mark.parametrize("version", CUDA_12)
+def test_the_nvrtc_of_cuda_12_compiles_the_main_shapes_as_well(version: str) -> None:
+    """For the oldest and the newest architecture that it knows; `make kernels ARGS="--nvrtc ..."` does all."""
+    if not fetched(version):
+        pytest.skip(f"NVRTC {version} is not here: `make nvrtc12` fetches it")
+    oldest, *_, newest = architectures(version)
+    rows = compiled(main_programs(), main=True, architectures=(oldest, newest), nvrtc=version)
+    assert len(rows) == 2 * 2 * len(main_programs())
+    assert [row for row in rows if row.spills or row.flushing or row.blocks * row.threads < 1024] == []
 
 
 def test_a_program_that_does_not_compile_says_why() -> None:

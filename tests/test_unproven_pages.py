@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
-from radixstate import PrefixCache, Sequence, Skipped, StateSpec, Stored
+from radixstate import EngineCache, Lease, PrefixCache, Sequence, Skipped, StateSpec, Stored
 from radixstate._native import Step
 
 SPEC = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
@@ -20,16 +21,21 @@ PAGE = 16
 PROMPT = list(range(2 * PAGE + 1))
 
 
-def make(*, external: bool = False) -> PrefixCache:
-    return PrefixCache(
-        SPEC,
-        active_slots=4,
-        checkpoint_slots=8,
-        kv_pages=24,
-        page_size=PAGE,
-        checkpoint_stride=PAGE,
-        external=external,
-    )
+SIZES: dict[str, Any] = {
+    "active_slots": 4,
+    "checkpoint_slots": 8,
+    "kv_pages": 24,
+    "page_size": PAGE,
+    "checkpoint_stride": PAGE,
+}
+
+
+def make() -> PrefixCache:
+    return PrefixCache(SPEC, **SIZES)
+
+
+def make_engine() -> EngineCache:
+    return EngineCache(SPEC, **SIZES)
 
 
 class Kv:
@@ -193,31 +199,37 @@ def test_a_late_refusal_leaves_the_deeper_state_of_a_request_that_computed_all_i
 
 
 def test_an_engine_without_steps_shares_pages_that_were_written() -> None:
-    cache, kv = make(external=True), Kv()
+    cache, kv = make_engine(), Kv()
     cache.active.state(1).fill_(1.0)
     for request, pages in ((1, [1]), (2, [2, 3])):
         kv.run(request, pages, end=PAGE * len(pages))
         with cache.lease(cache.lookup(PROMPT, max_length=0)) as lease:
             published = lease.publish(PROMPT[: PAGE * len(pages)], source=1, pages=pages)
-    assert (published.canonical, published.duplicates) == ([1, 3], [2])
-    assert_computed(kv, published.canonical, by={1, 2}, end=2 * PAGE)
+            table = lease.pages
+    assert (table, published.replaced) == ([1, 3], (0, PAGE))
+    assert_computed(kv, table, by={1, 2}, end=2 * PAGE)
+
+
+def page_table(lease: Lease, own: list[int]) -> list[int]:
+    """Pages of the lease, then the request's own."""
+    return lease.pages + own[len(lease.pages) :]
 
 
 def test_publishing_names_no_page_of_a_step_in_flight_as_canonical() -> None:
-    cache, kv = make(external=True), Kv()
+    cache, kv = make_engine(), Kv()
     cache.active.state(1).fill_(1.0)
     a, b = (cache.lease(cache.lookup(PROMPT)) for _ in range(2))
     step = cache.begin_step()
     refused = a.publish(PROMPT[:16], source=1, pages=[1]).outcome
     assert isinstance(refused, Stored)
-    published = b.publish(PROMPT[:32], source=1, pages=[2, 3])
+    b.publish(PROMPT[:32], source=1, pages=[2, 3])
     kv.run(2, [2, 3], end=32)  # the work of A does not run
     cache.retire_step(step, invalid=[refused])
-    assert_computed(kv, published.canonical, by={2}, end=32)
+    assert_computed(kv, page_table(b, [2, 3]), by={2}, end=32)
 
 
 def test_a_published_state_outlives_the_failure_of_a_shallower_one() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     cache.active.state(1).fill_(1.0)
     a, b = (cache.lease(cache.lookup(PROMPT)) for _ in range(2))
     step = cache.begin_step()
@@ -226,7 +238,7 @@ def test_a_published_state_outlives_the_failure_of_a_shallower_one() -> None:
     published = b.publish(PROMPT[:32], source=1, pages=[2, 3])
     cache.retire_step(step, invalid=[refused])
     if isinstance(published.outcome, Skipped):
-        published = b.publish(PROMPT[:32], source=1, pages=published.canonical)
+        published = b.publish(PROMPT[:32], source=1, pages=page_table(b, [2, 3]))
     assert cache.lookup(PROMPT).length == 32
 
 

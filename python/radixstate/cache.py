@@ -69,7 +69,8 @@ class PrefixCache(CacheBase[_native.Cache]):
                 every legal depth, have more states than there are checkpoint slots.
 
         Raises:
-            ConfigError: sizes with which nothing could ever be reused, or that contradict `active`.
+            ConfigError: sizes with which nothing could ever be reused, or that contradict `active`, or `active`
+                belongs to another cache.
             BudgetError: not enough free memory.
             TensorError: `active` holds states of another spec or tensors that share memory, or no codec serves it.
             ModuleNotFoundError: the pools are on cuda, and CuPy is missing.

@@ -13,7 +13,8 @@ from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import WriteableBuffer
+
+    from radixstate.tokens import PageRow
 
 
 class EngineCache(CacheBase[_native.EngineCache]):
@@ -71,7 +72,8 @@ class EngineCache(CacheBase[_native.EngineCache]):
             own_slots: the cache hands out the active slots, by `Lease.take_slot`.
 
         Raises:
-            ConfigError: sizes with which nothing could ever be reused, or that contradict `active`.
+            ConfigError: sizes with which nothing could ever be reused, or that contradict `active`, or `active`
+                belongs to another cache.
             BudgetError: not enough free memory.
             TensorError: `active` holds states of another spec or tensors that share memory, or no codec serves it.
             ModuleNotFoundError: the pools are on cuda, and CuPy is missing.
@@ -113,7 +115,7 @@ class EngineCache(CacheBase[_native.EngineCache]):
         """
         return self._native.take_freed()
 
-    def copy_freed(self, out: WriteableBuffer) -> int:
+    def copy_freed(self, out: PageRow) -> int:
         """Writes what `take_freed` lists into `out`, as `Sequence.copy_pages` does, and returns how many pages.
 
         `usage("kv").outbox` says how many there are.

@@ -15,10 +15,9 @@ from radixstate.results import Extended, Published, Skipped, skipped
 from radixstate.tokens import Tokens, sized
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-    from radixstate._native import PendingHandle
+    from radixstate._native import LeaseHandle, PendingHandle
     from radixstate.engine import EngineCache
+    from radixstate.tokens import PageRow
 
 Entered: TypeAlias = tuple[Stored | _native.Skipped, tuple[int, int] | None]
 """What became of a state in the tree, and the tokens whose pages were cached already."""
@@ -36,15 +35,20 @@ class Lease(Owner):
         match: what was found.
     """
 
-    def __init__(self, cache: EngineCache, match: Match) -> None:
-        """Made by `EngineCache.lease`."""
+    def __init__(self, cache: EngineCache, match: Match, handle: LeaseHandle | None = None) -> None:
+        """Made by `EngineCache.lease` and `fork`."""
         self._cache = cache
-        self._handle = cache._native.lease(match)
+        self._handle = cache._native.lease(match) if handle is None else handle
         self.match = match
 
     def __repr__(self) -> str:
         """Its depth, or that it has ended."""
         return "Lease(ended)" if self._handle.used else f"Lease(depth={self.depth})"
+
+    def fork(self) -> Lease:
+        """Another lease of the same prefix, as deep as it is by now. It has no state to load."""
+        native = self._cache._native
+        return Lease(self._cache, self.match, native.fork_lease(self._handle))
 
     @property
     def depth(self) -> int:
@@ -56,7 +60,7 @@ class Lease(Owner):
         """KV pages of the leased prefix."""
         return self._cache._native.lease_pages(self._handle)
 
-    def copy_pages(self, out: WriteableBuffer, start: int = 0) -> int:
+    def copy_pages(self, out: PageRow, start: int = 0) -> int:
         """Writes the pages past `start` tokens into `out`, as `Sequence.copy_pages` does.
 
         Raises:

@@ -11,10 +11,9 @@ from radixstate.results import Skipped
 from radixstate.tokens import Tokens
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
     from radixstate._native import Started
     from radixstate.cache import PrefixCache
+    from radixstate.tokens import PageRow
 
 
 class Sequence(Owner):
@@ -61,7 +60,7 @@ class Sequence(Owner):
         """KV pages in the order of the tokens. Read again after a checkpoint, which may replace some."""
         return self._cache._native.pages(self._handle)
 
-    def copy_pages(self, out: WriteableBuffer) -> int:
+    def copy_pages(self, out: PageRow) -> int:
         """Writes `pages` into a row of a page table, without a Python object for each.
 
         Args:

@@ -59,7 +59,8 @@ class Transfer:
             pairs: (active slot, checkpoint slot) each.
 
         Returns:
-            For each pair whether the state reloads finite; one that does not must not become a checkpoint.
+            For each pair whether the state reloads finite, its windows included; one that does not must not become
+            a checkpoint.
             On cuda nothing has waited for the store when this returns, and the first access does.
 
         Raises:

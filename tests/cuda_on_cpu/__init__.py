@@ -22,6 +22,8 @@ import torch
 from radixstate.cuda.specialise import SOURCES, Direction, Program
 from radixstate.errors import MisuseError
 
+from cuda_on_cpu import banks
+
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "out" / "cuda_on_cpu"
 FLAGS = (
@@ -35,6 +37,9 @@ FLAGS = (
     "-Wno-unknown-pragmas",  # unroll
     "-Wno-maybe-uninitialized",  # what a thread without work leaves alone
 )
+NOTING = ("-O0", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
+"""Announces every access to memory as the source has it; banks.cpp listens."""
+
 SANITIZERS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
@@ -64,8 +69,10 @@ class Mutation:
 
 
 @cache
-def build(program: Program, mutation: Mutation | None = None, *, sanitize: bool = False) -> ctypes.CDLL:
-    """Compiles a program, unless that was done, and loads it."""
+def build(
+    program: Program, mutation: Mutation | None = None, *, sanitize: bool = False, note: bool = False
+) -> ctypes.CDLL:
+    """Compiles a program, unless that was done, and loads it. If asked, it notes accesses to shared memory."""
     _machine(sanitize)
     defines = {
         "KERNEL_FILE": f'"{program.file}"',
@@ -74,7 +81,7 @@ def build(program: Program, mutation: Mutation | None = None, *, sanitize: bool 
         **dict(program.defines),
     }
     flags = [f"-D{name}={value}" for name, value in defines.items()]
-    library = _compile("launch.cpp", _sources(mutation), flags, sanitize)
+    library = _compile("launch.cpp", _sources(mutation), flags, sanitize, note)
     for kernel in (library.store, library.load):
         kernel.restype = ctypes.c_char_p
         kernel.argtypes = [ctypes.c_void_p, *(ctypes.c_uint,) * 3, ctypes.c_int, ctypes.c_uint]
@@ -98,9 +105,12 @@ def _sources(mutation: Mutation | None) -> dict[str, str]:
     return sources
 
 
-def _compile(main: str, sources: Mapping[str, str], flags: Sequence[str], sanitize: bool) -> ctypes.CDLL:
-    flags = [*FLAGS, *(SANITIZERS if sanitize else ()), *flags]
-    code = [(HERE / name).read_text() for name in (main, "cuda.h")]
+def _compile(
+    main: str, sources: Mapping[str, str], flags: Sequence[str], sanitize: bool, note: bool = False
+) -> ctypes.CDLL:
+    flags = [*FLAGS, *(SANITIZERS if sanitize else ()), *(NOTING if note else ()), *flags]
+    files = [main, "cuda.h", *(["banks.cpp"] if note else [])]
+    code = [(HERE / name).read_text() for name in files]
     folder = BUILT / hashlib.sha256(repr((flags, sources, code)).encode()).hexdigest()[:20]
     library = folder / "library.so"
     if not library.exists():
@@ -108,12 +118,23 @@ def _compile(main: str, sources: Mapping[str, str], flags: Sequence[str], saniti
         for name, text in sources.items():
             (folder / name).write_text(text)
         unfinished = folder / f"{os.getpid()}.so"
-        command = ["g++", *flags, f"-I{folder}", f"-I{HERE}", str(HERE / main), "-o", str(unfinished)]
-        compiled = subprocess.run(command, capture_output=True, text=True)
-        if compiled.returncode:
-            raise LaunchError(f"{' '.join(command)}\n{compiled.stderr}")
+        include = [f"-I{folder}", f"-I{HERE}"]
+        if note:
+            # What announces is compiled apart from what listens, and linked without the sanitizer's runtime.
+            announcing = unfinished.with_suffix(".o")
+            _run_compiler([*flags, *include, "-c", str(HERE / main), "-o", str(announcing)])
+            _run_compiler([*FLAGS, *include, str(HERE / "banks.cpp"), str(announcing), "-o", str(unfinished)])
+        else:
+            _run_compiler([*flags, *include, str(HERE / main), "-o", str(unfinished)])
         unfinished.rename(library)
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL if main == "machine.cpp" else ctypes.RTLD_LOCAL)
+
+
+def _run_compiler(arguments: Sequence[str]) -> None:
+    command = ["g++", *arguments]
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    if compiled.returncode:
+        raise LaunchError(f"{' '.join(command)}\n{compiled.stderr}")
 
 
 @dataclass(frozen=True)
@@ -137,7 +158,12 @@ class CpuDevice:
     """
 
     def __init__(
-        self, *, order: Order = Order.FORWARD, mutation: Mutation | None = None, sanitize: bool = False
+        self,
+        *,
+        order: Order = Order.FORWARD,
+        mutation: Mutation | None = None,
+        sanitize: bool = False,
+        note: bool = False,
     ) -> None:
         self.launches: list[Launch] = []
         self.copies = 0
@@ -146,6 +172,7 @@ class CpuDevice:
         self._order = order
         self._mutation = mutation
         self._sanitize = sanitize
+        self._note = note
 
     @contextmanager
     def capture(self) -> Iterator[list[Launch]]:
@@ -170,7 +197,7 @@ class CpuDevice:
 
     def prepare(self, program: Program) -> None:
         self._require_no_capture()
-        build(program, self._mutation, sanitize=self._sanitize)
+        self._build(program)
 
     def launch(
         self,
@@ -186,9 +213,16 @@ class CpuDevice:
         else:
             self._run(launch)
 
+    def _build(self, program: Program) -> ctypes.CDLL:
+        return build(program, self._mutation, sanitize=self._sanitize, note=self._note)
+
+    def noted(self, program: Program) -> np.ndarray[Any, Any]:
+        """The accesses to shared memory since the last time that they were asked for; see `banks`."""
+        return banks.noted(self._build(program))
+
     def _run(self, launch: Launch) -> None:
         self.launches.append(launch)
-        library = build(launch.program, self._mutation, sanitize=self._sanitize)
+        library = self._build(launch.program)
         kernel = library.store if launch.direction == "store" else library.load
         where = (*launch.grid, launch.threads, self._order, len(self.launches))
         fault = kernel(launch.arguments.ctypes.data, *where)

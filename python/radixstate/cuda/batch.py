@@ -47,8 +47,14 @@ class Batch:
     """A fixed device buffer of slot pairs: a captured launch can be replayed with other slots.
 
     `enqueue` alone may be captured. Before a replay `fill` on the stream that replays, after it take `verdicts`
-    there. Pairs that are not filled in move nothing. A batch keeps the tensors of the pools alive: keep it as long as
-    a graph that has captured it.
+    there. A batch keeps the tensors of the pools alive: keep it as long as a graph that has captured it.
+
+    Capacity is not free. The grid of a captured launch is fixed, so a pair that is not filled in moves nothing, but all
+    of its `blocks_of_pair` blocks start, read its two slots and end. Capture batches of a few sizes, and replay the
+    smallest that suffices.
+
+    Attributes:
+        blocks_of_pair: blocks that every launch starts for each pair of the capacity.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Batch:
         launch: Callable[[torch.Tensor], None],
         pairs: Pairs,
         capacity: int,
+        blocks_of_pair: int,
     ) -> None:
         """Made by `CudaCodec.batch`.
 
@@ -67,7 +74,9 @@ class Batch:
             launch: moves the pairs in such a buffer.
             pairs: the first ones.
             capacity: most pairs at a time.
+            blocks_of_pair: see the class.
         """
+        self.blocks_of_pair = blocks_of_pair
         self._device = device
         self._words = words
         self._launch = launch

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from math import gcd
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from radixstate.cuda import specialise
 from radixstate.cuda.batch import Batch
 from radixstate.cuda.device import CupyDevice, Device
 from radixstate.cuda.specialise import (
+    CHANGING,
+    EXPONENT,
     MAX_LAYERS,
     MAX_WINDOWS,
     VECTOR_BYTES,
@@ -82,17 +84,25 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Window:
-    """One conv window, copied as bytes."""
+    """One conv window, copied as bytes; its elements are asked whether they are finite."""
 
     active: _Memory
     checkpoint: _Memory
     nbytes: int
+    width: int
+    exponent: int
 
     @classmethod
     def of(cls, active: Rows, checkpoint: Rows, device: Device) -> Self:
         row = active.layers[0][0]
-        nbytes = row.numel() * row.element_size()
-        return cls(_Memory.of(active, 1, device), _Memory.of(checkpoint, 1, device), nbytes)
+        width, dtype = row.element_size(), str(row.dtype).removeprefix("torch.")
+        return cls(
+            active=_Memory.of(active, 1, device),
+            checkpoint=_Memory.of(checkpoint, 1, device),
+            nbytes=row.numel() * width,
+            width=width,
+            exponent=EXPONENT[dtype],
+        )
 
     @property
     def alignment(self) -> int:
@@ -153,7 +163,12 @@ class CudaCodec:
         self._scale = None if scale is None else _Memory.of(scale, 2, device)
         self._windows = [_Window.of(a, b, device) for a, b in conv]
         self._program = self._specialise(active.layers[0], checkpoint.layers[0], layout, format)
+        self._threads = self._program["THREADS"]
+        self._struct = arguments_type(len(self._windows))
         self._state_blocks = active.layers[0].shape[1] * self._program["CHUNKS"]
+        blocks = [specialise.window_blocks(self._program, window.nbytes) for window in self._windows]
+        self._units = self._state_blocks + sum(blocks)
+        self._packed = {direction: self._pack(direction, blocks) for direction in get_args(Direction)}
         device.prepare(self._program)
 
     def _specialise(
@@ -208,7 +223,8 @@ class CudaCodec:
     def batch(self, direction: Direction, capacity: int) -> Batch:
         """Room on the device for `capacity` pairs, none yet: what a captured graph stores or loads.
 
-        Waits for the device, so that any stream may use the batch.
+        Waits for the device, so that any stream may use the batch. Every launch starts the blocks of `capacity` pairs,
+        filled in or not: see `Batch`.
 
         Raises:
             MisuseError: a graph is being captured.
@@ -219,7 +235,8 @@ class CudaCodec:
 
     def _batch(self, direction: Direction, pairs: Pairs, capacity: int) -> Batch:
         launch = self.enqueue_store if direction == "store" else self.enqueue_load
-        return Batch(self._device, partial(self._words, direction), launch, pairs, capacity)
+        blocks = self._units * self._layers
+        return Batch(self._device, partial(self._words, direction), launch, pairs, capacity, blocks)
 
     def _words(self, direction: Direction, pairs: Pairs, capacity: int) -> Array:
         """Checked pairs as int32 (3, capacity): sources, destinations, status words. Padding is zero.
@@ -253,7 +270,7 @@ class CudaCodec:
             TensorError: `slots` has another shape or type, is on another device than the pools or larger than its
                 storage, or a tensor of the pools is no longer where it was.
         """
-        self._launch("store", slots, self._active, self._checkpoint)
+        self._launch("store", slots)
 
     def enqueue_load(self, slots: torch.Tensor) -> None:
         """Launches a load; `slots` as in `enqueue_store`, with checkpoint slots first.
@@ -261,9 +278,9 @@ class CudaCodec:
         Raises:
             TensorError: as `enqueue_store`.
         """
-        self._launch("load", slots, self._checkpoint, self._active)
+        self._launch("load", slots)
 
-    def _launch(self, direction: Direction, slots: torch.Tensor, source: _Memory, target: _Memory) -> None:
+    def _launch(self, direction: Direction, slots: torch.Tensor) -> None:
         if slots.dtype != torch.int32 or slots.ndim != 2 or len(slots) != 3 or not slots.is_contiguous():
             raise TensorError(
                 f"slots must be contiguous int32 (3, pairs), got {slots.dtype} {tuple(slots.shape)}"
@@ -279,27 +296,32 @@ class CudaCodec:
         pairs = slots.shape[1]
         if not pairs:
             return
-        arguments = np.zeros(1, dtype=arguments_type(len(self._windows)))
-        arguments["pairs"], arguments["pair_count"] = slots.data_ptr(), pairs
+        # NumPy takes 27 us to copy such a struct, and a microsecond to look at bytes as one.
+        packed = bytearray(self._packed[direction])
+        CHANGING.pack_into(packed, 0, slots.data_ptr(), pairs)
+        arguments = np.frombuffer(packed, dtype=self._struct)
+        grid = (self._units * pairs, self._layers)
+        self._device.launch(self._program, direction, grid, self._threads, arguments)
+
+    def _pack(self, direction: Direction, blocks: Sequence[int]) -> bytes:
+        """The arguments of every launch in a direction, without its pairs; `blocks` are those of each window."""
+
+        def ends(active: _Memory, checkpoint: _Memory) -> tuple[_Memory, _Memory]:
+            return (active, checkpoint) if direction == "store" else (checkpoint, active)
+
+        arguments = np.zeros(1, dtype=self._struct)
+        source, target = ends(self._active, self._checkpoint)
         arguments["source"], arguments["target"] = source.record, target.record
         arguments["source_slots"], arguments["target_slots"] = source.slots, target.slots
+        arguments["state_blocks"], arguments["units"] = self._state_blocks, self._units
         if self._scale is not None:
             arguments["scale"] = self._scale.record
-        units = self._state_blocks + self._describe_windows(direction, arguments["windows"][0])
-        arguments["state_blocks"], arguments["units"] = self._state_blocks, units
-        grid = (units * pairs, self._layers)
-        self._device.launch(self._program, direction, grid, self._program["THREADS"], arguments)
-
-    def _describe_windows(self, direction: Direction, records: Array) -> int:
-        """Fills in the windows and returns how many blocks they take."""
-        total, width = 0, self._program["WINDOW_VECTOR"]
         for i, window in enumerate(self._windows):
-            ends = (window.active, window.checkpoint)
-            source, target = ends if direction == "store" else ends[::-1]
-            blocks = specialise.window_blocks(self._program, window.nbytes)
-            records[i] = (source.record, target.record, window.nbytes // width, blocks)
-            total += blocks
-        return total
+            source, target = ends(window.active, window.checkpoint)
+            vectors = window.nbytes // self._program["WINDOW_VECTOR"]
+            sizes = (vectors, blocks[i], window.width, window.exponent)
+            arguments["windows"][0, i] = (source.record, target.record, *sizes)
+        return arguments.tobytes()
 
 
 def _require_pairs(pairs: Pairs, source: tuple[str, int], target: tuple[str, int]) -> None:

@@ -128,7 +128,8 @@ class CupyDevice:
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
         """See `Device`."""
         with self._eager():
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            # Said, since the default device may be another, and the store has been launched by now.
+            host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
             host.copy_(values, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
             copied.record()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -34,6 +35,9 @@ Direction = Literal["store", "load"]
 
 _TYPES = {"bfloat16": "Bf16", "float16": "Fp16", "float32": "Fp32"}
 _WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
+EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80}
+"""The exponent of a type within the last 16 bits of an element."""
+
 _HELD = 8  # vectors in the registers of a thread
 _THREADS = 256  # of a block, at most
 _FEW = 64  # threads that a block has at least, where there is work for them
@@ -45,8 +49,16 @@ _STRIDED = np.dtype(
     [("table", "u8"), ("base", "u8"), *((f"{axis}_stride", "i8") for axis in _AXES)], align=True
 )
 _WINDOW = np.dtype(
-    [("source", _STRIDED), ("target", _STRIDED), ("vectors", "i8"), ("blocks", "i8")], align=True
+    [
+        *(("source", _STRIDED), ("target", _STRIDED), ("vectors", "i8"), ("blocks", "i8")),
+        *(("width", "u4"), ("exponent", "u4")),
+    ],
+    align=True,
 )
+
+
+CHANGING = Struct("=QI")
+"""What differs between launches of one direction, the first bytes of `Arguments`: `pairs` and `pair_count`."""
 
 
 def arguments_type(windows: int) -> np.dtype[Any]:

@@ -52,8 +52,7 @@ class Part:
 def parts(active: ActivePool, checkpoints: CheckpointPool) -> list[Part]:
     """The groups of two pools of one spec.
 
-    In a group without a matrix the first window is moved as the state, bit for bit: a state that is not finite must
-    not become a checkpoint, and of windows beside a state nobody looks at the numbers.
+    In a group without a matrix the first window is moved as the state, bit for bit.
     """
     found = []
     for source, kept in zip(active.groups, checkpoints.groups, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Self
+from weakref import ref
 
 from radixstate import _native
 from radixstate.errors import ConfigError, SlotError, TensorError
@@ -147,11 +148,13 @@ class GroupTensors:
 
 
 class ActivePool(StateTensors):
-    """Full-precision states of running sequences, by slot.
+    """Full-precision states of running sequences, by slot. One cache hands them out.
 
     Either the pool allocates its tensors, or `bind` takes an engine's. Kernels read and write the whole tensors,
     `rows["state"].whole` and `rows["conv.0"].whole`, at the row that is the slot.
     """
+
+    _cache: ref[object] | None = None
 
     def __init__(self, spec: StateSpec, slots: int, *, device: Device = "cpu") -> None:
         """Allocates zeroed tensors.
@@ -161,6 +164,20 @@ class ActivePool(StateTensors):
         """
         _require_slots("active", slots)
         super().__init__(spec, _zeros(spec, slots, "native", device))
+
+    def belong_to(self, cache: object) -> None:
+        """Makes this the pool of a cache, until that is gone: two would give one slot to two sequences.
+
+        Raises:
+            ConfigError: the pool belongs to another cache, which somebody still refers to.
+        """
+        # No variable refers to the other cache: whoever keeps the exception keeps this frame.
+        if self._cache is not None and self._cache() not in (None, cache):
+            raise ConfigError(
+                f"an active pool belongs to one cache: this one, of {self.slots} slots, has one already. "
+                "Drop that and its sequences first, or give each cache a pool of its own"
+            )
+        self._cache = ref(cache)
 
     @classmethod
     def bind(

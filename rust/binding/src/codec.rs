@@ -97,7 +97,8 @@ impl CodecPlan {
         })
     }
 
-    /// Encodes (active slot, checkpoint slot) pairs; says of each whether its state reloads finite.
+    /// Encodes (active slot, checkpoint slot) pairs; says of each whether its state reloads finite, windows of
+    /// bfloat16, float16 and float32 included.
     ///
     /// Args:
     ///     threads: at most this many; if None, all that the process could use when the plan was
@@ -311,6 +312,8 @@ impl Reader {
             active,
             checkpoint,
             bytes,
+            // The store asks nothing of a window of another type.
+            element: parse_state(source.dtype()).ok(),
         })
     }
 }

@@ -1,13 +1,13 @@
 //! Where page ids are written for kernels.
 
-use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::errors::{Class, Failure, Result};
-use crate::tokens::Element;
+use crate::tokens::{Element, PageId, buffer_of};
 
 /// Where the page ids of one call are written: a contiguous, writable buffer of native int32.
-pub(crate) struct PageTable(PyBuffer<i32>);
+pub(crate) struct PageTable(PyBuffer<PageId>);
 
 impl FromPyObject<'_, '_> for PageTable {
     type Error = Failure;
@@ -19,13 +19,14 @@ impl FromPyObject<'_, '_> for PageTable {
                 format!("pages: a contiguous, writable buffer of int32 expected, got {got}"),
             )
         };
-        let buffer = PyUntypedBuffer::get(&object)
-            .map_err(|error| unfit(error.value(object.py()).to_string()))?;
+        let buffer =
+            buffer_of(&object).map_err(|error| unfit(error.value(object.py()).to_string()))?;
         let format = buffer.format().to_string_lossy().into_owned();
         match Element::of_format(buffer.format()) {
-            Some(Element::I32) if !buffer.readonly() && buffer.is_c_contiguous() => {
-                Ok(Self(buffer.into_typed()?))
-            }
+            Some(Element::I32) if !buffer.readonly() && buffer.is_c_contiguous() => buffer
+                .into_typed()
+                .map(Self)
+                .map_err(|_| unfit("one that is not aligned to 4 bytes".into())),
             Some(Element::I32) => Err(unfit("one that is read-only or strided".into())),
             _ => Err(unfit(format!("elements of format {format:?}"))),
         }
@@ -53,7 +54,7 @@ impl PageTable {
         cells
             .iter()
             .zip(ids)
-            .for_each(|(cell, &id)| cell.set(id as i32));
+            .for_each(|(cell, &id)| cell.set(id.into()));
         Ok(ids.len())
     }
 }

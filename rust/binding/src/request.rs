@@ -1,8 +1,10 @@
 //! What a caller asks with.
 
-use pyo3::PyTypeCheck;
+use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
+use pyo3::{PyTypeCheck, PyTypeInfo};
 use radixstate::{PoolKind, StartOptions};
 
 use crate::errors::{Class, Failure, Result};
@@ -20,13 +22,20 @@ pub(crate) struct Namespace(pub(crate) radixstate::Namespace);
 impl Namespace {
     #[new]
     #[pyo3(
-        signature = (adapter=0.into(), tenant=None, weights=0.into()),
-        text_signature = "(adapter=0, tenant=None, weights=0)",
+        signature = (adapter=0.into(), tenant=None, weights=0.into(), *, salts=Vec::new()),
+        text_signature = "(adapter=0, tenant=None, weights=0, *, salts=())",
     )]
-    fn new(adapter: Number<u64>, tenant: Option<&str>, weights: Number<u64>) -> Result<Self> {
-        Ok(Self(radixstate::Namespace::new(
+    fn new(
+        adapter: Number<u64>,
+        tenant: Option<Salt>,
+        weights: Number<u64>,
+        salts: Vec<Option<Salt>>,
+    ) -> Result<Self> {
+        let salts = std::iter::once(&tenant).chain(&salts);
+        let salts = salts.map(|salt| salt.as_ref().map(|salt| salt.0.as_str()));
+        Ok(Self(radixstate::Namespace::with_salts(
             adapter.named("adapter")?,
-            tenant,
+            salts,
             weights.named("weights")?,
         )))
     }
@@ -49,14 +58,72 @@ impl Namespace {
         self.0.weights()
     }
 
+    /// Salts beside that of the tenant, up to the last that is not None.
+    #[getter]
+    fn salts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.salts().skip(1).collect::<Vec<_>>())
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let tenant = self.0.tenant().into_pyobject(py)?.repr()?;
+        let (adapter, weights) = (self.0.adapter(), self.0.weights());
+        let salts = self.salts(py)?;
+        let salts = if salts.is_empty() {
+            String::new()
+        } else {
+            format!(", salts={}", salts.repr()?)
+        };
         Ok(format!(
-            "Namespace(adapter={}, tenant={tenant}, weights={})",
-            self.0.adapter(),
-            self.0.weights()
+            "Namespace(adapter={adapter}, tenant={tenant}, weights={weights}{salts})"
         ))
     }
+
+    /// For `pickle` and `copy`: a namespace owns nothing.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Remade<'py>> {
+        let fields = (self.adapter(), self.tenant(), self.weights());
+        let keywords = PyDict::new(py);
+        keywords.set_item("salts", self.salts(py)?)?;
+        remade::<Self>(py, fields.into_pyobject(py)?, keywords)
+    }
+}
+
+/// A salt. Python's strings may hold halves of a surrogate pair; the core's are text.
+struct Salt(String);
+
+impl FromPyObject<'_, '_> for Salt {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        let error = match object.extract::<String>() {
+            Ok(text) => return Ok(Self(text)),
+            Err(error) => error,
+        };
+        let py = object.py();
+        if !error.is_instance_of::<PyUnicodeEncodeError>(py) {
+            return Err(error.into());
+        }
+        let at: usize = error.value(py).getattr("start")?.extract()?;
+        let half = object.get_item(at)?.repr()?;
+        let message = format!("namespace: the lone surrogate {half} at position {at} is not text");
+        Err(Failure::Refused(Class::Misuse, message))
+    }
+}
+
+/// `(copyreg.__newobj_ex__, (class, arguments, keywords))`: how `pickle` and `copy` make an object
+/// again. The function exists for just that, and every protocol can name it.
+type Remade<'py> = (
+    Bound<'py, PyAny>,
+    (Bound<'py, PyType>, Bound<'py, PyTuple>, Bound<'py, PyDict>),
+);
+
+fn remade<'py, T: PyTypeInfo>(
+    py: Python<'py>,
+    arguments: Bound<'py, PyTuple>,
+    keywords: Bound<'py, PyDict>,
+) -> PyResult<Remade<'py>> {
+    static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let make = MAKE.import(py, "copyreg", "__newobj_ex__")?;
+    Ok((make.clone(), (py.get_type::<T>(), arguments, keywords)))
 }
 
 /// The namespace of a call that names none: the bare model's.
@@ -186,6 +253,25 @@ impl StartRequest {
     fn __repr__(&self) -> String {
         format!("StartRequest({} tokens)", self.tokens.len())
     }
+
+    /// For `pickle` and `copy`: whoever tokenizes sends requests to another process.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Remade<'py>> {
+        let StartOptions {
+            reserve,
+            max_length,
+            no_read,
+            no_store,
+            slots,
+        } = self.options;
+        let keywords = PyDict::new(py);
+        keywords.set_item("reserve", reserve)?;
+        keywords.set_item("max_length", max_length)?;
+        keywords.set_item("no_read", no_read)?;
+        keywords.set_item("no_store", no_store)?;
+        keywords.set_item("slots", slots)?;
+        let arguments = (self.tokens.as_slice(), self.namespace()).into_pyobject(py)?;
+        remade::<Self>(py, arguments, keywords)
+    }
 }
 
 /// A pool by name.
@@ -195,7 +281,7 @@ impl FromPyObject<'_, '_> for PoolName {
     type Error = Failure;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
-        match object.cast::<PyString>()?.to_str()? {
+        match &*object.cast::<PyString>()?.to_string_lossy() {
             "kv" => Ok(Self(PoolKind::Kv)),
             "active" => Ok(Self(PoolKind::Active)),
             "checkpoint" => Ok(Self(PoolKind::Checkpoint)),

@@ -13,7 +13,7 @@ use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyMemoryView, PyTuple};
 use pyo3::{ffi, intern};
 
 use crate::errors::{Class, Failure, Result};
@@ -152,7 +152,7 @@ fn read(object: &Bound<'_, PyAny>) -> Read<Tokens> {
     }
     // SAFETY: this looks at nothing but the type of an object that is alive.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-        return match PyUntypedBuffer::get(object) {
+        return match buffer_of(object) {
             Ok(buffer) => read_buffer(buffer),
             Err(error) => Err(unreadable(object.py(), error)),
         };
@@ -162,6 +162,17 @@ fn read(object: &Bound<'_, PyAny>) -> Read<Tokens> {
     }
     let items = object.try_iter()?;
     read_items(expected(object, &items)?, items)
+}
+
+/// The buffer of an object. A ctypes array leaves its strides out, as an exporter of contiguous
+/// memory may, and `PyUntypedBuffer` takes that for a fault; a view of it has them.
+pub(crate) fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    PyUntypedBuffer::get(object).or_else(|error| {
+        if !error.is_instance_of::<PyBufferError>(object.py()) {
+            return Err(error);
+        }
+        PyUntypedBuffer::get(PyMemoryView::from(object)?.as_any())
+    })
 }
 
 fn unreadable(py: Python<'_>, error: PyErr) -> Unfit {
@@ -261,6 +272,25 @@ impl Element {
             "torch.int64" => Some(Self::I64),
             _ => None,
         }
+    }
+}
+
+/// A page id as kernels read it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct PageId(i32);
+
+impl From<u32> for PageId {
+    fn from(id: u32) -> Self {
+        Self(id as i32)
+    }
+}
+
+// SAFETY: it is an i32, and any four bytes are one.
+unsafe impl pyo3::buffer::Element for PageId {
+    /// Not that of `i32`, to which little-endian numbers are foreign on any machine.
+    fn is_compatible_format(format: &CStr) -> bool {
+        matches!(Element::of_format(format), Some(Element::I32))
     }
 }
 

@@ -56,7 +56,7 @@ impl Backend {
         Self::available()[0]
     }
 
-    /// Encodes a share; calls `refuse` with each pair of which a head does not reload finite.
+    /// Encodes a share; calls `refuse` with each pair of which a head or a window does not reload finite.
     pub(crate) fn store(self, share: Share<'_>, refuse: impl Fn(usize)) {
         match share.spec().state {
             StateType::Bf16 => self.store_as::<Bf16>(share, refuse),
@@ -111,7 +111,7 @@ fn store_scalar<F: Encoding, E: Element>(mut share: Share<'_>, refuse: impl Fn(u
             refuse(pair);
         }
     }
-    share.copy_windows();
+    share.store_windows(refuse);
 }
 
 fn load_scalar<F: Encoding, E: Element>(mut share: Share<'_>) {
@@ -119,5 +119,5 @@ fn load_scalar<F: Encoding, E: Element>(mut share: Share<'_>) {
     while let Some(item) = share.next_head() {
         F::load::<E>(layout, item);
     }
-    share.copy_windows();
+    share.load_windows();
 }

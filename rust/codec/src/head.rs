@@ -37,7 +37,7 @@ impl<F: Encoding, E: Lanes, R: Fn(usize)> Task for Store<'_, F, E, R> {
                 (self.refuse)(pair);
             }
         }
-        self.share.copy_windows();
+        self.share.store_windows(self.refuse);
     }
 }
 
@@ -63,7 +63,7 @@ impl<F: Encoding, E: Lanes> Task for Load<'_, F, E> {
         while let Some(item) = self.share.next_head() {
             heads.load(item);
         }
-        self.share.copy_windows();
+        self.share.load_windows();
     }
 }
 

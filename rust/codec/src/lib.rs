@@ -25,7 +25,7 @@
 //!   nearest even.
 //! - Whatever the format, a store says of each pair whether its state reloads finite. One that does
 //!   not, because it holds Inf or NaN or because rounding it to bf16 overflows, must not become a
-//!   checkpoint.
+//!   checkpoint. Its windows belong to it, those whose element type is known.
 //! - A load is total: any bits are accepted. Every NaN it computes is the canonical one.
 //! - Windows are copied as bytes.
 //!

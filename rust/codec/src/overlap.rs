@@ -61,6 +61,7 @@ fn parts(spec: &Spec, head: HeadBytes) -> Vec<(&Strided, Extent)> {
         active,
         checkpoint,
         bytes,
+        ..
     } in &spec.windows
     {
         let window = |side| Extent {

@@ -58,7 +58,7 @@ impl Plan {
     }
 
     /// Encodes active slots (sources) into checkpoint slots (destinations); says of each pair
-    /// whether its state is finite, and so may become a checkpoint. The result does not depend
+    /// whether its state, windows included, is finite, and so may become a checkpoint. The result does not depend
     /// on `threads`.
     ///
     /// # Errors

@@ -189,6 +189,9 @@ pub struct Window {
     pub checkpoint: Strided,
     /// Contiguous bytes of one layer and slot.
     pub bytes: usize,
+    /// Type of its elements, which a store then asks whether they are finite; of any other type
+    /// nothing is asked.
+    pub element: Option<StateType>,
 }
 
 /// An active pool, a checkpoint pool, and what they hold.

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::spec::{HeadBytes, Pair, Spec, Strided};
+use crate::spec::{HeadBytes, Pair, Spec, StateType, Strided};
 
 /// The matrix of one head, for reading: rows of bytes.
 #[derive(Clone, Copy)]
@@ -69,6 +69,14 @@ pub(crate) struct Item<'a> {
     pub(crate) source_scale: &'a [u8],
     pub(crate) target: MatrixMut<'a>,
     pub(crate) target_scale: &'a mut [u8],
+}
+
+/// One window of one pair.
+struct Passing<'a> {
+    pair: usize,
+    source: &'a [u8],
+    target: &'a mut [u8],
+    element: Option<StateType>,
 }
 
 /// One of the two pools of a plan, as the source or the target of a transfer.
@@ -231,15 +239,34 @@ impl<'a> Share<'a> {
         })
     }
 
-    /// Copies the share's windows. They are small: `memcpy` serves every backend.
-    pub(crate) fn copy_windows(mut self) {
-        while let Some((source, target)) = self.next_window() {
-            target.copy_from_slice(source);
+    /// Copies the share's windows of a load. They are small: `memcpy` serves every backend.
+    pub(crate) fn load_windows(mut self) {
+        while let Some(window) = self.next_window() {
+            window.target.copy_from_slice(window.source);
         }
     }
 
-    /// Takes the next window, source and destination; none is given twice.
-    fn next_window(&mut self) -> Option<(&'a [u8], &'a mut [u8])> {
+    /// Copies the share's windows of a store; calls `refuse` with each pair of which one is not
+    /// finite.
+    #[inline(always)]
+    pub(crate) fn store_windows(mut self, refuse: impl Fn(usize)) {
+        while let Some(window) = self.next_window() {
+            let mut finite = true;
+            let blocks = window.target.chunks_mut(WINDOW_BLOCK);
+            for (target, source) in blocks.zip(window.source.chunks(WINDOW_BLOCK)) {
+                target.copy_from_slice(source);
+                finite &= window
+                    .element
+                    .is_none_or(|element| all_finite(element, source));
+            }
+            if !finite {
+                refuse(window.pair);
+            }
+        }
+    }
+
+    /// Takes the next window; none is given twice.
+    fn next_window(&mut self) -> Option<Passing<'a>> {
         let index = self.windows.next()?;
         let (layer, pair, window) = self.place(index, self.spec.windows.len());
         let bytes = self.spec.windows[window].bytes;
@@ -252,13 +279,45 @@ impl<'a> Share<'a> {
         // SAFETY: the caller of `split` vouches for the windows of both slots, and that the
         // destinations are distinct; shares have distinct positions and each gives a
         // position once.
-        Some(unsafe {
+        let (source, target) = unsafe {
             (
                 std::slice::from_raw_parts(from, bytes),
                 std::slice::from_raw_parts_mut(to, bytes),
             )
+        };
+        Some(Passing {
+            pair,
+            source,
+            target,
+            element: self.spec.windows[window].element,
         })
     }
+}
+
+/// Bytes of a window that are copied and then asked whether they are finite: they are still in the
+/// nearest cache, and whole elements.
+const WINDOW_BLOCK: usize = 4096;
+
+/// Whether every element is finite. A rest that is no whole element is not asked.
+#[inline(always)]
+fn all_finite(element: StateType, bytes: &[u8]) -> bool {
+    match element {
+        StateType::Bf16 => no_sixteen_bits(bytes, 0x7f80),
+        StateType::Fp16 => no_sixteen_bits(bytes, 0x7c00),
+        StateType::Fp32 => {
+            let exponent = 0x7f80_0000;
+            let found =
+                |x: &[u8]| u32::from_ne_bytes([x[0], x[1], x[2], x[3]]) & exponent == exponent;
+            !bytes.chunks_exact(4).fold(false, |any, x| any | found(x))
+        }
+    }
+}
+
+/// Whether no element has all bits of the exponent. Goes on when one has: so it is vectorized.
+#[inline(always)]
+fn no_sixteen_bits(bytes: &[u8], exponent: u16) -> bool {
+    let found = |x: &[u8]| u16::from_ne_bytes([x[0], x[1]]) & exponent == exponent;
+    !bytes.chunks_exact(2).fold(false, |any, x| any | found(x))
 }
 
 /// What only vector code asks.

@@ -82,8 +82,7 @@ impl<O: PageOwner> Cache<O> {
     /// Recomputes every invariant and reports all violations at once. Its cost grows with
     /// everything that is cached: for tests and for an operator's question, not for each step.
     ///
-    /// With an external KV pool, `engine_free` are the pages that are free in the engine: none may
-    /// be owned here.
+    /// `engine_free` are pages that are free in an engine that names them: none may be owned here.
     ///
     /// # Errors
     /// The [`Report`].

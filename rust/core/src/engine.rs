@@ -95,7 +95,8 @@ impl<O: EngineOwned> Cache<O> {
             return Err(Misuse::Unaligned { depth, legal: page });
         }
         check_tokens(&self.ledger, leased, tokens)?;
-        check_pages(&self.ledger, leased, tokens.len(), pages)
+        check_pages(&self.ledger, leased, tokens.len(), pages)?;
+        check_loaded(leased, tokens.len())
     }
 
     fn try_reserve(
@@ -286,8 +287,7 @@ fn check_length(what: &'static str, given: usize, expected: usize) -> Result<(),
     }
 }
 
-/// `tokens` go on from the leased prefix, or end within it. What goes on was computed from the
-/// leased state, so that was loaded.
+/// `tokens` go on from the leased prefix, or end within it.
 fn check_tokens(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), Misuse> {
     let tree = ledger.prefixes.tree();
     let node = leased.holdings.node;
@@ -295,7 +295,12 @@ fn check_tokens(ledger: &Ledger, leased: &Leased, tokens: &[u32]) -> Result<(), 
         let leased = leased.depth;
         return Err(Misuse::PrefixMismatch { leased });
     }
-    if leased.holdings.checkpoint.is_some() && tokens.len() > leased.depth {
+    Ok(())
+}
+
+/// What goes on from the leased prefix was computed from its state, so that was loaded.
+fn check_loaded(leased: &Leased, depth: usize) -> Result<(), Misuse> {
+    if leased.holdings.checkpoint.is_some() && depth > leased.depth {
         return Err(Misuse::NotLoaded);
     }
     Ok(())

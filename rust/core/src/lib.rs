@@ -62,12 +62,20 @@
 //! A [`Sequence`] owns all of a request: [`start`](Cache::start), [`loaded`](Cache::loaded),
 //! [`grow`](Cache::grow), [`append`](Cache::append),
 //! [`reserve_checkpoint`](Cache::reserve_checkpoint), [`commit`](Cache::commit),
-//! [`finish`](Cache::finish). It is made from the lower layer, which engines with allocators of
-//! their own call instead: [`lookup`](Cache::lookup), [`lease`](Cache::lease),
-//! [`reserve`](Cache::reserve), [`publish`](Cache::publish), [`evict`](Cache::evict),
-//! [`take_freed`](Cache::take_freed). With [`PoolConfig::external`] the cache allocates nothing: it
-//! adopts the pages that the tree lacks when a prefix is published, and hands each back once when
-//! it is evicted.
+//! [`finish`](Cache::finish). It is made from the lower layer, which engines that allocate the KV
+//! pages call instead: [`lookup`](Cache::lookup), [`lease`](Cache::lease),
+//! [`extend`](Cache::extend), [`publish`](Cache::publish), [`evict`](Cache::evict),
+//! [`take_freed`](Cache::take_freed). Who allocates is a type: a [`Cache<OwnPages>`](Cache) has
+//! sequences; a [`Cache<EnginePages>`](EnginePages) takes over the pages that the tree lacks when
+//! a prefix is published, and lists each once when it gives it up; a
+//! [`Cache<LogicalPages>`](LogicalPages) does the same with pages whose ids it never sees.
+//!
+//! ```compile_fail
+//! use radixstate::{Cache, Config, EnginePages, Namespace, StartOptions};
+//! fn start(cache: &mut Cache<EnginePages>) {
+//!     cache.start(&Namespace::default(), &[1][..], StartOptions::default()); // pages are the engine's
+//! }
+//! ```
 //!
 //! Handles may be dropped at any time, on any thread; what they held comes back at the cache's next
 //! call.
@@ -109,6 +117,7 @@ pub mod policy;
 pub mod pool;
 mod prefixes;
 mod sequence;
+mod spans;
 mod stats;
 mod tree;
 
@@ -126,14 +135,15 @@ pub use pool::{
 };
 pub use prefixes::Freed;
 pub use sequence::{Begin, SequenceView, StartOptions, StartRequest, Started};
+pub use spans::{Span, SpanKeys};
 pub use stats::{Bytes, Evictions, Misses, Skips, Stats};
 
 /// The README's Rust block is a test like those above.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 /// The page about policies holds an example that is a test as well.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/add-a-policy.md")]
+#[doc = include_str!("../docs/add-a-policy.md")]
 struct AddAPolicy;

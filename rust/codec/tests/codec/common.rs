@@ -243,6 +243,8 @@ impl Case {
                 active: window,
                 checkpoint: window_kept_pool.clone(),
                 bytes: WINDOW_BYTES,
+                // Else most verdicts would be the window's, whatever the state holds.
+                element: (self.seed % 2 == 1).then_some(self.state),
             }];
             let spec = self.spec(active, checkpoint_pool.clone(), scale_pool.clone(), windows);
             Plan::new(spec)

@@ -4,7 +4,9 @@ use std::num::NonZeroUsize;
 
 use crate::head::{Head, PAIR, canonical_nan, elements, largest, nearest, value};
 use proptest::prelude::*;
-use radixstate_codec::{Backend, Layout, StateType};
+use radixstate_codec::{
+    Backend, Checkpoint, Format, Layout, Pair, Plan, Shape, Spec, StateType, Strided, Window,
+};
 
 /// Every one of `patterns` as the largest element of its channel, or as the only one that is not
 /// zero.
@@ -113,6 +115,97 @@ fn a_load_takes_any_scale() {
                     nearest(state, product)
                 };
                 assert_eq!(bits, expected, "{backend:?} {state:?}: {q} * {scale:#x}");
+            }
+        }
+    }
+}
+
+/// A store of two pairs of a state of zeros, whose windows have these elements.
+fn finite_windows(backend: Backend, element: Option<StateType>, windows: [&[u8]; 2]) -> Vec<bool> {
+    let bytes = windows[0].len();
+    let mut active = vec![0_u8; 3 * 4];
+    let mut kept = vec![0_u8; 3 * 4];
+    let mut window = [&vec![0xff; bytes][..], windows[0], windows[1]].concat();
+    let mut window_kept = vec![0_u8; 3 * bytes];
+    let pool = |memory: &mut Vec<u8>| Strided {
+        layers: vec![memory.as_mut_ptr().expose_provenance()],
+        slots: 3,
+        slot_stride: memory.len() / 3,
+        head_stride: 4,
+        row_stride: 4,
+    };
+    let spec = Spec {
+        state: StateType::Fp32,
+        layout: Layout::KLast,
+        shape: Shape {
+            heads: 1,
+            d_k: 1,
+            d_v: 1,
+        },
+        active: pool(&mut active),
+        checkpoint: Checkpoint {
+            format: Format::Native,
+            rows: pool(&mut kept),
+            scales: None,
+        },
+        windows: vec![Window {
+            active: pool(&mut window),
+            checkpoint: pool(&mut window_kept),
+            bytes,
+            element,
+        }],
+    };
+    let plan = Plan::new(spec)
+        .expect("the spec is sound")
+        .with_backend(backend);
+    let pairs = [(1, 2), (2, 1)].map(|(source, destination)| Pair {
+        source,
+        destination,
+    });
+    // SAFETY: every pool is a buffer of its own, which nobody else uses now.
+    let finite = unsafe { plan.store(&pairs, NonZeroUsize::MIN) }.expect("sound pairs");
+    let whole = [&[0; 0][..], windows[1], windows[0]].concat();
+    assert_eq!(
+        window_kept[bytes..],
+        whole,
+        "windows are copied, finite or not"
+    );
+    finite
+}
+
+#[test]
+fn one_element_of_a_window_decides_whether_its_state_is_finite() {
+    for (backend, state) in Backend::available().into_iter().flat_map(|backend| {
+        [StateType::Bf16, StateType::Fp16, StateType::Fp32].map(|state| (backend, state))
+    }) {
+        let (size, inf) = match state {
+            StateType::Bf16 => (2, 0x7f80_u32),
+            StateType::Fp16 => (2, 0x7c00),
+            StateType::Fp32 => (4, 0x7f80_0000),
+        };
+        let sign = 1_u32 << (8 * size - 1);
+        let edges = [
+            (0, true),
+            (inf - 1, true),
+            (sign | (inf - 1), true),
+            (inf, false),
+            (sign | inf, false),
+            (inf | 1, false),
+            (sign - 1, false),
+        ];
+        // More than a block, and a rest of less than a register.
+        for (elements, at) in [(1, 0), (2500, 0), (2500, 1023), (2500, 2048), (2500, 2499)] {
+            let good: Vec<u8> = (inf - 1).to_ne_bytes()[..size].repeat(elements);
+            for (bits, finite) in edges {
+                let mut other = good.clone();
+                other[at * size..][..size].copy_from_slice(&bits.to_ne_bytes()[..size]);
+                let found = finite_windows(backend, Some(state), [&good, &other]);
+                assert_eq!(
+                    found,
+                    [true, finite],
+                    "{backend:?} {state:?}: {bits:#x} at {at}"
+                );
+                assert_eq!(finite_windows(backend, None, [&good, &other]), [true, true]);
             }
         }
     }

@@ -135,6 +135,7 @@ fn windows_have_the_slots_of_their_pool_and_at_least_one_byte() {
                 active: window(4096, 8, 4),
                 checkpoint: window(65_536, 8, slots),
                 bytes,
+                element: None,
             }];
         }
     };
@@ -224,6 +225,7 @@ fn windows_at(
         active: pool(active),
         checkpoint: pool(checkpoint),
         bytes: 16,
+        element: None,
     }];
     Plan::new(spec)
 }

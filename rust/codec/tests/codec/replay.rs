@@ -129,6 +129,7 @@ fn spec(bytes: &mut Unstructured<'_>) -> Result<Spec> {
             active,
             checkpoint,
             bytes: 5,
+            element: None,
         })
     };
     let windows = if has_window {
@@ -235,6 +236,7 @@ fn spans(spec: &Spec) -> Vec<(usize, usize)> {
         active,
         checkpoint,
         bytes,
+        ..
     } in &spec.windows
     {
         spans.extend(

@@ -197,7 +197,8 @@ impl<O: Front + Sharing> Both<O> {
             let attached = self.real.attach(lease, &tokens, pending);
             let (depth, end) = (tokens.len(), before);
             let past = (depth > end).then_some(Misuse::DepthPastEnd { depth, end });
-            if let Some(misuse) = allowed.err().or(past) {
+            let mismatch = self.naive.check_prefix(owner, &tokens).err();
+            if let Some(misuse) = mismatch.or(past) {
                 assert_eq!(attached.unwrap_err().why, misuse);
                 self.naive.drop_reserved(id);
                 return Some(());
