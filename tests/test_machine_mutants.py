@@ -155,22 +155,19 @@ FRONT = {
 
 REFERENCE = {
     "a whole prompt may be reused": Mutant(
-        ReferenceBase, "lookup", "return self._find(prompt, prompt.depth - 1)", "return self._find(prompt, prompt.depth)"
+        ReferenceBase, "lookup", "(prompt, prompt.depth - 1)", "(prompt, prompt.depth)"
     ),
     "a whole lookup leaves the last token": Mutant(
-        ReferenceBase, "lookup", "return self._find(prompt, prompt.depth)
-", "return self._find(prompt, prompt.depth - 1)
-"
+        ReferenceBase, "lookup", "(prompt, prompt.depth)", "(prompt, prompt.depth - 1)"
     ),
     "pages past the longest match asked for are told": Mutant(
         ReferenceBase, "lookup", "kv_length=min(found.kv_length, ", "kv_length=max(found.kv_length, "
     ),
-    "a touch renews nothing": Mutant(ReferenceBase, "touch", "found.state.stamp = next(self._stamps)", "pass"),
+    "a touch renews nothing": Mutant(
+        ReferenceBase, "touch", "found.state.stamp = next(self._stamps)", "pass"
+    ),
     "a forked lease has the state to load": Mutant(
         ReferenceBase, "fork_lease", "lease.prefix, None,", "lease.prefix, lease.state,", EngineMachine
-    ),
-    "a forked lease pins nothing": Mutant(
-        ReferenceBase, "fork_lease", "self.leases.append(forked)", "pass", EngineMachine
     ),
     "the most recent is evicted": Mutant(ReferenceBase, "_victim", "min(idle", "max(idle"),
     "what is given back waits for no step": Mutant(
