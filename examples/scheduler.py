@@ -18,9 +18,7 @@ class Request:
     answer: list[int] = field(default_factory=list)  # what the host knows of it
     pieces: deque[tuple[int, int, bool]] = field(default_factory=deque)
     computed: int = 0  # tokens in the running state, once all that was launched has run
-    spare: tuple[int, int] | None = (
-        None  # a further slot with the state of a depth, to be stored a step later
-    )
+    spare: tuple[int, int] | None = None  # a further slot, and the depth of the state in it
     cancelled: bool = False
 
 
