@@ -65,7 +65,8 @@ __all__ = [
 
 __version__: str
 
-_PoolName: TypeAlias = Literal["kv", "active", "checkpoint"]
+_Pool: TypeAlias = Literal["kv", "active", "checkpoint"]
+_PoolName: TypeAlias = _Pool | Literal["checkpoints"]
 _Reason: TypeAlias = Literal["hit", "no_prefix", "no_state", "unaligned", "not_ready"]
 _SkipReason: TypeAlias = Literal[
     "duplicate", "no_room", "not_aligned", "not_ready", "no_store", "non_finite", "reset"
@@ -76,14 +77,14 @@ _Tokens: TypeAlias = Iterable[int]
 class CacheError(Exception): ...
 
 class OutOfSlotsError(CacheError):
-    pool: _PoolName
+    pool: _Pool
     wanted: int
     free: int
     evictable: int
     retiring: int
 
 class NeverFitsError(CacheError):
-    pool: _PoolName
+    pool: _Pool
     wanted: int
     capacity: int
 

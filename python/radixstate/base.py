@@ -25,7 +25,8 @@ from radixstate.transfer import Transfer
 if TYPE_CHECKING:
     from radixstate._native import PendingHandle
 
-PoolName = Literal["kv", "active", "checkpoint"]
+PoolName = Literal["kv", "active", "checkpoint", "checkpoints"]
+"""What a call takes. The last two are one pool, which answers and errors call `checkpoint`."""
 T = TypeVar("T")
 Native = TypeVar("Native", bound=NativeBase)
 
@@ -162,7 +163,12 @@ class CacheBase(Owner, Generic[Native]):
         return outcome
 
     def evict(self, pool: PoolName, n: int) -> Freed:
-        """Frees at least `n` units of a pool if it can. Says what it really freed; that is usable at once."""
+        """Frees at least `n` units of a pool if it can. Says what it really freed; that is usable at once.
+
+        Args:
+            pool: `kv` or `checkpoint`; of `active` nothing can be evicted.
+            n: pages, or states.
+        """
         if self._proofs:
             self._proofs.report(None)
         return self._native.evict(pool, n)
@@ -237,7 +243,11 @@ class CacheBase(Owner, Generic[Native]):
         return self._native.stats()
 
     def usage(self, pool: PoolName) -> Usage:
-        """Where the slots of a pool are: capacity = free + held + evictable + pinned + retiring."""
+        """Where the slots of a pool are: capacity = free + held + evictable + pinned + retiring.
+
+        Args:
+            pool: `kv`, `active` or `checkpoint`.
+        """
         return self._native.usage(pool)
 
     def digest(self) -> int:
