@@ -338,6 +338,8 @@ def _known(tokens: Tokens) -> list[int]:
 
 
 def _pool(pool: PoolName) -> records.PoolName:
+    if pool == "checkpoints":
+        return "checkpoint"
     if pool not in POOLS:
         raise records.Misuse("misuse")
     return pool
