@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 from native import store
-from radixstate import EngineCache, PrefixCache, StateSpec, _native
+from radixstate import EngineCache, PrefixCache, SpanKeys, StateSpec, _native
+from radixstate.errors import ConfigError
 
 PAGES = 8192
 FACTOR = 0xF1357AEA2E62A9C5
@@ -79,8 +80,6 @@ def test_pages_chosen_against_a_known_hash_cost_what_others_cost() -> None:
 
 # --- keys wider than 32 bits a position ---
 
-SPANS = "start() knows no spans: an image's placeholder tokens are all its key"
-
 
 def pictures() -> PrefixCache:
     spec = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
@@ -91,44 +90,56 @@ PLACEHOLDERS = [*range(4), *[99] * 8, *range(4, 9)]
 """Four tokens, a picture of eight positions, five tokens."""
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason=SPANS)
 @pytest.mark.parametrize(("end", "reused"), [(12, 4), (5, 4)])
 def test_equal_tokens_with_different_digests_match_up_to_the_span(end: int, reused: int) -> None:
-    cache = pictures()
-    with cache.start(PLACEHOLDERS, spans=[(4, end, b"a" * 16)]) as seq:
+    cache, keys = pictures(), SpanKeys()
+    with cache.start(keys.key(PLACEHOLDERS, [(4, end, b"a" * 16)])) as seq:
         for depth in (4, 8, 12, 16):
             seq.checkpoint(depth)
-    with cache.start(PLACEHOLDERS, spans=[(4, end, b"b" * 16)]) as seq:
+    with cache.start(keys.key(PLACEHOLDERS, [(4, end, b"b" * 16)])) as seq:
         assert seq.reused == reused
-    with cache.start(PLACEHOLDERS, spans=[(4, end, b"a" * 16)]) as seq:
+    with cache.start(keys.key(PLACEHOLDERS, [(4, end, b"a" * 16)])) as seq:
         assert seq.reused == 16
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason=SPANS)
 def test_a_span_never_matches_the_same_tokens_without_one() -> None:
-    cache = pictures()
-    with cache.start(PLACEHOLDERS, spans=[(4, 12, b"a" * 16)]) as seq:
+    cache, keys = pictures(), SpanKeys()
+    with cache.start(keys.key(PLACEHOLDERS, [(4, 12, b"a" * 16)])) as seq:
         seq.checkpoint(16)
-    assert cache.lookup(PLACEHOLDERS).length == 0
-    assert cache.lookup(PLACEHOLDERS, spans=[(4, 12, b"a" * 16)]).length == 16
+    assert cache.lookup(keys.key(PLACEHOLDERS)).length == 0
+    assert cache.lookup(keys.key(PLACEHOLDERS, [(4, 12, b"a" * 16)])).length == 16
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason=SPANS)
 def test_all_128_bits_of_a_digest_count() -> None:
-    cache = pictures()
-    with cache.start(PLACEHOLDERS, spans=[(4, 12, bytes(16))]) as seq:
+    cache, keys = pictures(), SpanKeys()
+    with cache.start(keys.key(PLACEHOLDERS, [(4, 12, bytes(16))])) as seq:
         seq.checkpoint(16)
     for bit in range(128):
         digest = (1 << bit).to_bytes(16, "little")
-        assert cache.lookup(PLACEHOLDERS, spans=[(4, 12, digest)]).length == 0
+        assert cache.lookup(keys.key(PLACEHOLDERS, [(4, 12, digest)])).length == 0
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="publish() knows no spans")
 def test_a_published_span_is_matched_by_its_digest_alone() -> None:
     spec = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
     cache = EngineCache(spec, active_slots=2, kv_pages=32, page_size=4, checkpoint_stride=4)
-    spans = [(4, 12, b"a" * 16)]
-    with cache.lease(cache.lookup(PLACEHOLDERS)) as lease:
-        lease.publish(PLACEHOLDERS[:16], source=1, pages=[1, 2, 3, 4], spans=spans)
-    assert cache.lookup(PLACEHOLDERS, spans=[(4, 12, b"b" * 16)]).length == 0
-    assert cache.lookup(PLACEHOLDERS, spans=spans).length == 16
+    keys = SpanKeys()
+    prompt = keys.key(PLACEHOLDERS, [(4, 12, b"a" * 16)])
+    with cache.lease(cache.lookup(prompt)) as lease:
+        lease.publish(prompt[:16], source=1, pages=[1, 2, 3, 4])
+    assert cache.lookup(keys.key(PLACEHOLDERS, [(4, 12, b"b" * 16)])).length == 0
+    assert cache.lookup(prompt).length == 16
+
+
+def test_tokens_that_would_be_those_of_a_digest_are_refused() -> None:
+    keys = SpanKeys()
+    keys.key(PLACEHOLDERS, [(4, 12, b"a" * 16)])
+    with pytest.raises(ConfigError, match="token 2147483648 at position 1 is 2\\^31 or more"):
+        keys.key([1, 2**31])
+    for spans, message in (
+        ([(4, 4, bytes(16))], r"span 4\.\.4 is empty, out of order or past the 17 tokens"),
+        ([(4, 18, bytes(16))], "past the 17 tokens"),
+        ([(4, 12, bytes(16)), (11, 13, bytes(16))], r"expected one within 12\.\.17"),
+        ([(4, 12, bytes(15))], "a digest of 120 bits, at least 128"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            keys.key(PLACEHOLDERS, spans)

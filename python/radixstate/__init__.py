@@ -26,7 +26,17 @@ that its request owns.
 - An `ActivePool` belongs to one cache at a time.
 """
 
-from radixstate._native import Freed, Match, Namespace, StartRequest, Stats, Step, Stored, Usage
+from radixstate._native import (
+    Freed,
+    Match,
+    Namespace,
+    SpanKeys,
+    StartRequest,
+    Stats,
+    Step,
+    Stored,
+    Usage,
+)
 from radixstate.cache import PrefixCache
 from radixstate.engine import EngineCache
 from radixstate.lease import Lease
@@ -49,6 +59,7 @@ __all__ = [
     "Published",
     "Sequence",
     "Skipped",
+    "SpanKeys",
     "StartRequest",
     "StateSpec",
     "Stats",

@@ -45,6 +45,7 @@ __all__ = [
     "Skipped",
     "Skips",
     "SlotError",
+    "SpanKeys",
     "StaleError",
     "StartRequest",
     "Started",
@@ -64,7 +65,8 @@ __all__ = [
 
 __version__: str
 
-_PoolName: TypeAlias = Literal["kv", "active", "checkpoint"]
+_Pool: TypeAlias = Literal["kv", "active", "checkpoint"]
+_PoolName: TypeAlias = _Pool | Literal["checkpoints"]
 _Reason: TypeAlias = Literal["hit", "no_prefix", "no_state", "unaligned", "not_ready"]
 _SkipReason: TypeAlias = Literal[
     "duplicate", "no_room", "not_aligned", "not_ready", "no_store", "non_finite", "reset"
@@ -78,14 +80,14 @@ class _Codec(Protocol):
 class CacheError(Exception): ...
 
 class OutOfSlotsError(CacheError):
-    pool: _PoolName
+    pool: _Pool
     wanted: int
     free: int
     evictable: int
     retiring: int
 
 class NeverFitsError(CacheError):
-    pool: _PoolName
+    pool: _Pool
     wanted: int
     capacity: int
 
@@ -121,13 +123,22 @@ class SlotError(MisuseError): ...
 
 @final
 class Namespace:
-    def __new__(cls, adapter: int = 0, tenant: str | None = None, weights: int = 0) -> Namespace: ...
+    def __new__(
+        cls,
+        adapter: int = 0,
+        tenant: str | None = None,
+        weights: int = 0,
+        *,
+        salts: Sequence[str | None] = (),
+    ) -> Namespace: ...
     @property
     def adapter(self) -> int: ...
     @property
     def tenant(self) -> str | None: ...
     @property
     def weights(self) -> int: ...
+    @property
+    def salts(self) -> tuple[str | None, ...]: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
@@ -159,6 +170,11 @@ class StartRequest:
     @property
     def slots(self) -> int: ...
     def __len__(self) -> int: ...
+
+@final
+class SpanKeys:
+    def __new__(cls, capacity: int = 65536) -> SpanKeys: ...
+    def key(self, tokens: _Tokens, spans: Sequence[tuple[int, int, bytes]] = ()) -> memoryview[int]: ...
 
 @final
 class SequenceHandle:
@@ -386,8 +402,11 @@ class CacheBase:
     def lookup(
         self, tokens: _Tokens, namespace: Namespace | None = None, *, max_length: int | None = None
     ) -> Match: ...
+    def lookup_whole(self, tokens: _Tokens, namespace: Namespace | None = None) -> Match: ...
+    def touch(self, tokens: _Tokens, namespace: Namespace | None = None) -> int: ...
     def discard(self, pending: PendingHandle) -> Skipped: ...
     def lease(self, match: Match) -> LeaseHandle: ...
+    def fork_lease(self, lease: LeaseHandle) -> LeaseHandle: ...
     def lease_state(self, lease: LeaseHandle) -> int | None: ...
     def lease_depth(self, lease: LeaseHandle) -> int: ...
     def lease_pages(self, lease: LeaseHandle, depth: int = 0) -> list[int]: ...

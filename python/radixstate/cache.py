@@ -107,9 +107,13 @@ class PrefixCache(CacheBase[_native.Cache]):
     ) -> Sequence:
         """Starts a request, all or nothing: its active slot holds the state after `reused` tokens.
 
+        It claims pages for the prompt alone, unless `reserve` says more. So call `Sequence.grow(1)` for the first
+        sampled token too.
+
         Args:
             tokens: the prompt.
-            reserve: positions to claim pages for; by default the whole prompt.
+            reserve: positions to claim pages for; by default those of the prompt. More of them leave room for
+                sampled tokens.
             namespace: prefixes of other namespaces never match.
             no_read: reuse nothing.
             no_store: store nothing.

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from radixstate import _native
 from radixstate._native import Match, Stored
-from radixstate.errors import AlreadyLoadedError
+from radixstate.errors import AlreadyLoadedError, LengthMismatchError
 from radixstate.owner import Owner, leave
 from radixstate.results import Extended, Published, Skipped, skipped
 from radixstate.tokens import Tokens, sized
 
 if TYPE_CHECKING:
-    from radixstate._native import PendingHandle
+    from radixstate._native import LeaseHandle, PendingHandle
     from radixstate.engine import EngineCache
     from radixstate.tokens import PageRow
 
@@ -35,15 +35,20 @@ class Lease(Owner):
         match: what was found.
     """
 
-    def __init__(self, cache: EngineCache, match: Match) -> None:
-        """Made by `EngineCache.lease`."""
+    def __init__(self, cache: EngineCache, match: Match, handle: LeaseHandle | None = None) -> None:
+        """Made by `EngineCache.lease` and `fork`."""
         self._cache = cache
-        self._handle = cache._native.lease(match)
+        self._handle = cache._native.lease(match) if handle is None else handle
         self.match = match
 
     def __repr__(self) -> str:
         """Its depth, or that it has ended."""
         return "Lease(ended)" if self._handle.used else f"Lease(depth={self.depth})"
+
+    def fork(self) -> Lease:
+        """Another lease of the same prefix, as deep as it is by now. It has no state to load."""
+        native = self._cache._native
+        return Lease(self._cache, self.match, native.fork_lease(self._handle))
 
     @property
     def depth(self) -> int:
@@ -152,7 +157,10 @@ class Lease(Owner):
         Raises:
             LengthMismatchError: they go past the lease: `extend` or `publish` them.
         """
-        native, tokens = self._cache._native, sized(tokens)
+        native, tokens, depth = self._cache._native, sized(tokens), self.depth
+        if len(tokens) > depth:
+            # Before anything is evicted for the state.
+            raise LengthMismatchError(f"the state is of {len(tokens)} tokens, the lease has {depth}")
         pending = self._reserve(source, partial(native.reserve, self._handle, tokens))
         if isinstance(pending, _native.Skipped):
             return skipped(pending)

@@ -41,8 +41,8 @@ class Sequence(Owner):
     def match(self) -> Match:
         """What was found for the prompt.
 
-        `match.length` tokens were reused, `match.reason` says why not more, and at depth `match.branch` (or None) a
-        checkpoint would have helped.
+        `match.length` tokens were reused. `match.reason` says why not more: `hit`, `no_prefix`, `no_state`, `unaligned`
+        or `not_ready`. At depth `match.branch` (or None) a checkpoint would have helped; `pieces` cuts there.
         """
         return self._started.match
 
@@ -115,7 +115,9 @@ class Sequence(Owner):
         return self._cache._native.pieces(self._handle, chunk)
 
     def grow(self, n: int) -> None:
-        """Claims pages for `n` more tokens, not yet known. `start` claimed the prompt alone.
+        """Claims pages for `n` more tokens, not yet known.
+
+        `start` claimed the prompt alone: the first sampled token needs `grow(1)` as every other does.
 
         Raises:
             OutOfSlotsError: the KV pool is short just now; nothing changed.

@@ -16,6 +16,7 @@ mod page_table;
 mod request;
 mod results;
 mod sequences;
+mod spans;
 mod tensor;
 mod tokens;
 
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::EngineCache>()?;
     module.add_class::<request::Namespace>()?;
     module.add_class::<request::StartRequest>()?;
+    module.add_class::<spans::SpanKeys>()?;
     handles::register(module)?;
     results::register(module)?;
     counters::register(module)?;

@@ -117,6 +117,7 @@ pub mod policy;
 pub mod pool;
 mod prefixes;
 mod sequence;
+mod spans;
 mod stats;
 mod tree;
 
@@ -134,6 +135,7 @@ pub use pool::{
 };
 pub use prefixes::Freed;
 pub use sequence::{Begin, SequenceView, StartOptions, StartRequest, Started};
+pub use spans::{Span, SpanKeys};
 pub use stats::{Bytes, Evictions, Misses, Skips, Stats};
 
 /// The README's Rust block is a test like those above.
