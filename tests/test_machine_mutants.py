@@ -54,10 +54,14 @@ REQUIRE = "self._cache._require(self, source)\n    "
 PAST = "if len(tokens) > depth:\n        "
 DUE = "if back.ticket <= self.watermark]\n    "
 LATER = "self.returns = [back for back in self.returns if back.ticket > self.watermark]"
+FILL = "type('Codec', (), {{'fill': lambda _, source, slot: ({})}})()"
 
 FRONT = {
     "slot 1 is not cleared": Mutant(
-        CacheBase, "_fill", "self.active.clear(slot)", "slot > 1 and self.active.clear(slot)"
+        PrefixCache,
+        "start",
+        "self._transfer.codec",
+        FILL.format("(source is not None or slot > 1) and self._transfer.codec.fill(source, slot)"),
     ),
     "another slot is encoded": Mutant(
         CacheBase,
@@ -72,10 +76,12 @@ FRONT = {
         "store([(a, b % self.checkpoints.slots + 1) for a, b in pairs])",
     ),
     "the neighbour of a slot is cleared too": Mutant(
-        CacheBase,
-        "_fill",
-        "self.active.clear(slot)",
-        "self.active.clear(slot), self.active.clear(slot % self.active.slots + 1)",
+        PrefixCache,
+        "start",
+        "self._transfer.codec",
+        FILL.format(
+            "self._transfer.codec.fill(source, slot), self.active.clear(slot % self.active.slots + 1)"
+        ),
     ),
     "a state that is not finite is published": Mutant(
         CacheBase, "_may_enter", "return verdict.is_finite()", "return True"

@@ -1,5 +1,5 @@
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, final
+from typing import Any, ClassVar, Literal, Protocol, SupportsIndex, TypeAlias, final
 
 from typing_extensions import disjoint_base
 
@@ -73,6 +73,9 @@ _SkipReason: TypeAlias = Literal[
 ]
 # Fastest: a contiguous 1-d buffer (numpy, array.array, ctypes, memoryview) or CPU tensor of 32- or 64-bit integers.
 _Tokens: TypeAlias = Iterable[int]
+
+class _Codec(Protocol):
+    def fill(self, source: int | None, slot: int) -> None: ...
 
 class CacheError(Exception): ...
 
@@ -443,12 +446,12 @@ class Cache(CacheBase):
         self,
         tokens: _Tokens,
         namespace: Namespace | None = None,
-        *,
         reserve: int | None = None,
         max_length: int | None = None,
         no_read: bool = False,
         no_store: bool = False,
         slots: int = 1,
+        codec: _Codec | None = None,
     ) -> Started: ...
     def start_many(self, requests: Iterable[StartRequest]) -> list[Started | CacheError]: ...
     def loaded(self, sequence: SequenceHandle) -> None: ...
@@ -533,6 +536,7 @@ class CodecPlan:
     ) -> CodecPlan: ...
     def store(self, pairs: Sequence[tuple[int, int]], threads: int | None = None) -> list[bool]: ...
     def load(self, pairs: Sequence[tuple[int, int]], threads: int | None = None) -> None: ...
+    def fill(self, source: int | None, slot: int) -> None: ...
 
 @final
 class HeldTensors:

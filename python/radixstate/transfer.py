@@ -29,6 +29,10 @@ class Codec(Protocol):
         """See `Transfer.load`."""
         ...
 
+    def fill(self, source: int | None, slot: int) -> None:
+        """See `Transfer.fill`."""
+        ...
+
 
 class Transfer:
     """The way between two pools, made once.
@@ -36,6 +40,7 @@ class Transfer:
     Attributes:
         active: states of running sequences.
         checkpoints: encoded states of cached prefixes.
+        codec: what moves them.
     """
 
     def __init__(self, active: ActivePool, checkpoints: CheckpointPool) -> None:
@@ -50,7 +55,7 @@ class Transfer:
         require_alike(active, checkpoints)
         self.active = active
         self.checkpoints = checkpoints
-        self._codec = codec(active, checkpoints)
+        self.codec = codec(active, checkpoints)
 
     def store(self, pairs: Pairs) -> Sequence[bool]:
         """Encodes active slots into checkpoint slots, all layers and windows of all pairs at once.
@@ -68,7 +73,7 @@ class Transfer:
             TensorError: a tensor of the pools is no longer where it was; nothing was written.
             MisuseError: a CUDA graph is being captured: `radixstate.cuda.build(...).batch` is for that.
         """
-        return self._codec.store(list(pairs))
+        return self.codec.store(list(pairs))
 
     def load(self, pairs: Pairs) -> None:
         """Decodes checkpoint slots into active slots; `pairs` are (checkpoint slot, active slot) each.
@@ -78,7 +83,17 @@ class Transfer:
             TensorError: as `store`.
             MisuseError: as `store`.
         """
-        self._codec.load(list(pairs))
+        self.codec.load(list(pairs))
+
+    def fill(self, source: int | None, slot: int) -> None:
+        """Makes one active slot hold a checkpoint slot, or the empty state if that is None.
+
+        Raises:
+            SlotError: as `store`.
+            TensorError: as `store`.
+            MisuseError: as `store`, for a load.
+        """
+        self.codec.fill(source, slot)
 
 
 class GroupCodecs:
@@ -106,6 +121,12 @@ class GroupCodecs:
         self._held.check()
         for codec in self._codecs:
             codec.load(pairs)
+
+    def fill(self, source: int | None, slot: int) -> None:
+        """See `Transfer.fill`."""
+        self._held.check()
+        for codec in self._codecs:
+            codec.fill(source, slot)
 
 
 class AllOf(Sequence[bool]):
