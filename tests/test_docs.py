@@ -48,7 +48,7 @@ def test_a_picture_that_has_gone_stale_is_found() -> None:
 
 def test_both_loops_of_an_engine_run_and_assert_what_they_reuse() -> None:
     loops = re.findall(r"```python\n(.*?)```", ENGINE.read_text(), re.DOTALL)
-    assert len(loops) == 2
+    assert len(loops) == 3, "two loops, and keys of spans"
     for loop in loops:
         assert "assert " in loop
         exec(loop, {})
