@@ -231,11 +231,12 @@ class CpuDevice:
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
         self._require_no_capture()
-        fetched = values.tolist()
+        fetched = values.clone()
 
         def wait() -> list[int]:
             self.waits += 1
-            return fetched
+            read: list[int] = fetched.tolist()
+            return read
 
         return wait
 
