@@ -392,6 +392,40 @@ def test_pages_are_shared_before_a_state_is_and_kept_by_it() -> None:
     cache.check()
 
 
+def test_a_forked_lease_keeps_the_pages_of_the_first() -> None:
+    cache = make_engine()
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        lease.publish(PROMPT[:16], source=1, pages=[1, 2, 3, 4])
+        forked = lease.fork()
+    assert (forked.depth, forked.pages, forked.state) == (16, [1, 2, 3, 4], None)
+    assert cache.evict("kv", 4).kv == 0
+    assert forked.extend(PROMPT, [5]).replaced is None
+    forked.release()
+    assert cache.evict("kv", 4).kv == 4
+    assert sorted(cache.take_freed()) == [1, 2, 3, 4, 5]
+
+
+def test_tokens_that_are_no_prompt_are_found_as_a_whole(cache: PrefixCache) -> None:
+    cached(cache)
+    assert cache.lookup(PROMPT[:16]).length == 0
+    found = cache.lookup(PROMPT[:16], whole=True)
+    assert (found.length, found.kv_length, found.branch) == (16, 16, None)
+    assert cache.lookup(PROMPT, max_length=11).kv_length == 8
+    with pytest.raises(ConfigError, match="max_length=8 contradicts it"):
+        cache.lookup(PROMPT, whole=True, max_length=8)
+
+
+def test_a_touched_state_is_not_the_next_to_go() -> None:
+    cache = make(checkpoint_slots=2)
+    waiting = list(range(30, 40))
+    cached(cache, waiting, 8)
+    cached(cache, PROMPT, 16)
+    assert cache.touch(waiting) == 8
+    assert cache.touch([99]) == 0
+    cache.evict("checkpoint", 1)
+    assert (cache.lookup(waiting).length, cache.lookup(PROMPT).length) == (8, 0)
+
+
 def test_ids_go_both_ways_through_buffers() -> None:
     cache = make_engine()
     with cache.lease(cache.lookup(PROMPT)) as lease:

@@ -74,7 +74,7 @@ def test_a_tenant_that_is_not_text_is_misuse(tenant: str, half: str, at: int) ->
     """As from `os.fsdecode` of bytes that are no UTF-8."""
     with pytest.raises(MisuseError) as refused:
         Namespace(tenant=tenant)
-    assert str(refused.value) == f"tenant: the lone surrogate '{half}' at position {at} is not text"
+    assert str(refused.value) == f"namespace: the lone surrogate '{half}' at position {at} is not text"
 
 
 def test_a_tenant_is_any_text() -> None:

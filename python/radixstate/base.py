@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from radixstate import _native
 from radixstate._native import CacheBase as NativeBase
 from radixstate._native import Freed, Match, Namespace, Stats, Step, Stored, Usage
-from radixstate.errors import OutOfSlotsError
+from radixstate.errors import ConfigError, OutOfSlotsError
 from radixstate.finiteness import Proofs, Verdict
 from radixstate.owner import Owner, leave
 from radixstate.results import Skipped, skipped
@@ -62,16 +62,43 @@ class CacheBase(Owner, Generic[Native]):
         return self._native.legal_depth(tokens)
 
     def lookup(
-        self, tokens: Tokens, *, namespace: Namespace | None = None, max_length: int | None = None
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Namespace | None = None,
+        max_length: int | None = None,
+        whole: bool = False,
     ) -> Match:
         """How much of a prompt can be reused. Pins nothing and changes nothing that eviction looks at.
 
+        Args:
+            tokens: the prompt.
+            namespace: prefixes of other namespaces never match.
+            max_length: find at most so many tokens. Without it, the match is still shorter than the prompt: its last
+                token is to be computed.
+            whole: the tokens are no prompt. Find all of them if they are cached; `max_length` must be None.
+
         Raises:
+            ConfigError: `whole` with a `max_length`.
             EmptyPromptError: `tokens` is empty.
             TokenRangeError: a token is not in 0..2**32.
         """
+        if whole and max_length is not None:
+            raise ConfigError(f"whole=True finds all tokens, max_length={max_length} contradicts it")
         tokens = self._proven(tokens, namespace, max_length)
+        if whole:
+            return self._native.lookup_whole(tokens, namespace)
         return self._native.lookup(tokens, namespace=namespace, max_length=max_length)
+
+    def touch(self, tokens: Tokens, *, namespace: Namespace | None = None) -> int:
+        """Makes the deepest state on the path of `tokens` as recent as if a request had continued it.
+
+        For requests that wait, whose prefix should not be the next to go.
+
+        Returns:
+            The depth of that state, 0 if there is none.
+        """
+        return self._native.touch(tokens, namespace)
 
     def _proven(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
         """If this prompt could hit a state that is not yet known to be finite, waits until it is known.

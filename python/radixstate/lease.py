@@ -15,7 +15,7 @@ from radixstate.results import Extended, Published, Skipped, skipped
 from radixstate.tokens import Tokens, sized
 
 if TYPE_CHECKING:
-    from radixstate._native import PendingHandle
+    from radixstate._native import LeaseHandle, PendingHandle
     from radixstate.engine import EngineCache
     from radixstate.indices import Slot
     from radixstate.tokens import PageRow
@@ -36,15 +36,20 @@ class Lease(Owner):
         match: what was found.
     """
 
-    def __init__(self, cache: EngineCache, match: Match) -> None:
-        """Made by `EngineCache.lease`."""
+    def __init__(self, cache: EngineCache, match: Match, handle: LeaseHandle | None = None) -> None:
+        """Made by `EngineCache.lease` and `fork`."""
         self._cache = cache
-        self._handle = cache._native.lease(match)
+        self._handle = cache._native.lease(match) if handle is None else handle
         self.match = match
 
     def __repr__(self) -> str:
         """Its depth, or that it has ended."""
         return "Lease(ended)" if self._handle.used else f"Lease(depth={self.depth})"
+
+    def fork(self) -> Lease:
+        """Another lease of the same prefix, as deep as it is by now. It has no state to load."""
+        native = self._cache._native
+        return Lease(self._cache, self.match, native.fork_lease(self._handle))
 
     @property
     def depth(self) -> int:

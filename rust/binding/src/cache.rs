@@ -55,6 +55,42 @@ impl CacheBase {
             .map(Match)
     }
 
+    /// How much of `tokens` is cached, the whole of them included: for what is no prompt.
+    ///
+    /// Raises EmptyPromptError.
+    #[pyo3(signature = (tokens, namespace=None))]
+    fn lookup_whole(
+        &self,
+        py: Python<'_>,
+        tokens: Tokens,
+        namespace: Option<&Namespace>,
+    ) -> Result<Match> {
+        let namespace = namespace_or_default(namespace);
+        let matched = self.0.call_with(
+            py,
+            &tokens,
+            |core, tokens| each!(core, cache => cache.lookup_whole(&namespace, tokens)),
+        )?;
+        Ok(Match(matched))
+    }
+
+    /// Makes the deepest checkpoint on the path of `tokens` as recent as if a request had continued
+    /// it. Returns its depth, 0 for none.
+    #[pyo3(signature = (tokens, namespace=None))]
+    fn touch(
+        &self,
+        py: Python<'_>,
+        tokens: Tokens,
+        namespace: Option<&Namespace>,
+    ) -> Result<usize> {
+        let namespace = namespace_or_default(namespace);
+        self.0.ask_with(
+            py,
+            &tokens,
+            |core, tokens| each!(core, cache => cache.touch(&namespace, tokens)),
+        )
+    }
+
     /// Ends a reservation whose encoded state turned out not to be finite: its slot goes back, and
     /// it is counted. An error consumes nothing.
     fn discard(&self, pending: &PendingHandle) -> Result<Skipped> {
@@ -75,6 +111,15 @@ impl CacheBase {
         self.0
             .call(|core| each!(core, cache => cache.lease(&r#match.0)))
             .map(LeaseHandle::from)
+    }
+
+    /// Another lease of what a lease has, as deep as it is by now. It has no state to load.
+    fn fork_lease(&self, lease: &LeaseHandle) -> Result<LeaseHandle> {
+        let forked = lease.0.read(|lease| {
+            self.0
+                .call(|core| each!(core, cache => cache.fork_lease(lease)))
+        })?;
+        Ok(LeaseHandle::from(forked))
     }
 
     /// The checkpoint slot to load from, until the load is reported; None for a lease at depth 0.

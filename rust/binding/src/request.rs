@@ -1,7 +1,5 @@
 //! What a caller asks with.
 
-use std::borrow::Cow;
-
 use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -24,13 +22,20 @@ pub(crate) struct Namespace(pub(crate) radixstate::Namespace);
 impl Namespace {
     #[new]
     #[pyo3(
-        signature = (adapter=0.into(), tenant=None, weights=0.into()),
-        text_signature = "(adapter=0, tenant=None, weights=0)",
+        signature = (adapter=0.into(), tenant=None, weights=0.into(), *, salts=Vec::new()),
+        text_signature = "(adapter=0, tenant=None, weights=0, *, salts=())",
     )]
-    fn new(adapter: Number<u64>, tenant: Option<Tenant<'_>>, weights: Number<u64>) -> Result<Self> {
-        Ok(Self(radixstate::Namespace::new(
+    fn new(
+        adapter: Number<u64>,
+        tenant: Option<Salt>,
+        weights: Number<u64>,
+        salts: Vec<Option<Salt>>,
+    ) -> Result<Self> {
+        let salts = std::iter::once(&tenant).chain(&salts);
+        let salts = salts.map(|salt| salt.as_ref().map(|salt| salt.0.as_str()));
+        Ok(Self(radixstate::Namespace::with_salts(
             adapter.named("adapter")?,
-            tenant.as_ref().map(|tenant| &*tenant.0),
+            salts,
             weights.named("weights")?,
         )))
     }
@@ -53,31 +58,43 @@ impl Namespace {
         self.0.weights()
     }
 
+    /// Salts beside that of the tenant, up to the last that is not None.
+    #[getter]
+    fn salts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.salts().skip(1).collect::<Vec<_>>())
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let tenant = self.0.tenant().into_pyobject(py)?.repr()?;
+        let (adapter, weights) = (self.0.adapter(), self.0.weights());
+        let salts = self.salts(py)?;
+        let salts = if salts.is_empty() {
+            String::new()
+        } else {
+            format!(", salts={}", salts.repr()?)
+        };
         Ok(format!(
-            "Namespace(adapter={}, tenant={tenant}, weights={})",
-            self.0.adapter(),
-            self.0.weights()
+            "Namespace(adapter={adapter}, tenant={tenant}, weights={weights}{salts})"
         ))
     }
 
     /// For `pickle` and `copy`: a namespace owns nothing.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Remade<'py>> {
         let fields = (self.adapter(), self.tenant(), self.weights());
-        remade::<Self>(py, fields.into_pyobject(py)?, PyDict::new(py))
+        let keywords = PyDict::new(py);
+        keywords.set_item("salts", self.salts(py)?)?;
+        remade::<Self>(py, fields.into_pyobject(py)?, keywords)
     }
 }
 
-/// The salt of a tenant. Python's strings may hold halves of a surrogate pair; the core's are
-/// text.
-struct Tenant<'a>(Cow<'a, str>);
+/// A salt. Python's strings may hold halves of a surrogate pair; the core's are text.
+struct Salt(String);
 
-impl<'a> FromPyObject<'a, '_> for Tenant<'a> {
+impl FromPyObject<'_, '_> for Salt {
     type Error = Failure;
 
-    fn extract(object: Borrowed<'a, '_, PyAny>) -> Result<Self> {
-        let error = match object.extract::<Cow<'a, str>>() {
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> Result<Self> {
+        let error = match object.extract::<String>() {
             Ok(text) => return Ok(Self(text)),
             Err(error) => error,
         };
@@ -87,7 +104,7 @@ impl<'a> FromPyObject<'a, '_> for Tenant<'a> {
         }
         let at: usize = error.value(py).getattr("start")?.extract()?;
         let half = object.get_item(at)?.repr()?;
-        let message = format!("tenant: the lone surrogate {half} at position {at} is not text");
+        let message = format!("namespace: the lone surrogate {half} at position {at} is not text");
         Err(Failure::Refused(Class::Misuse, message))
     }
 }

@@ -193,8 +193,8 @@ impl<O: PageOwner> Cache<O> {
         self.ledger.prefixes.grid().legal_depth(tokens)
     }
 
-    /// How much of a prompt can be reused, at most `max_length` tokens. Changes nothing that
-    /// eviction looks at.
+    /// How much of a prompt can be reused, at most `max_length` tokens, and always less than all of
+    /// it. Changes nothing that eviction looks at.
     ///
     /// # Errors
     /// [`Misuse::EmptyPrompt`].
@@ -208,6 +208,38 @@ impl<O: PageOwner> Cache<O> {
         let reusable = self.find(namespace, tokens, max_length)?;
         self.ledger.emit(Event::Lookup);
         Ok(self.describe(namespace, reusable))
+    }
+
+    /// How much of `tokens` is cached, the whole of them included. For what is no prompt: a prompt
+    /// has a last token that is still to be computed.
+    ///
+    /// # Errors
+    /// [`Misuse::EmptyPrompt`].
+    pub fn lookup_whole(&mut self, namespace: &Namespace, tokens: &[u32]) -> Result<Match, Misuse> {
+        self.collect_dropped();
+        if tokens.is_empty() {
+            return Err(Misuse::EmptyPrompt);
+        }
+        let prefixes = &self.ledger.prefixes;
+        let reusable = prefixes.find(namespace, tokens, tokens.len());
+        self.ledger.emit(Event::Lookup);
+        Ok(self.describe(namespace, reusable))
+    }
+
+    /// Makes the deepest checkpoint on the path of `tokens` as recent as if a request had continued
+    /// it, for requests that wait and will. Returns its depth, 0 for none.
+    pub fn touch(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        self.collect_dropped();
+        let reusable = self.ledger.prefixes.find(namespace, tokens, tokens.len());
+        if let Some(checkpoint) = reusable.checkpoint {
+            let serial = checkpoint.serial;
+            self.ledger.emit(Event::Touch { serial });
+            let leased = self.ledger.lease(namespace, reusable);
+            self.ledger.prefixes.touch(checkpoint.node.index);
+            // Released at once: no step can have touched a pin that is a moment old.
+            self.ledger.release(leased.holdings);
+        }
+        reusable.length
     }
 
     /// Evicts at least `n` units of a pool if it can, and says what it really freed, all pools.
@@ -447,7 +479,13 @@ impl<O: PageOwner> Cache<O> {
     ) -> Result<Reusable, Misuse> {
         let last = tokens.len().checked_sub(1).ok_or(Misuse::EmptyPrompt)?;
         let limit = max_length.map_or(last, |max| max.min(last));
-        Ok(self.ledger.prefixes.find(namespace, tokens, limit))
+        let prefixes = &self.ledger.prefixes;
+        let mut reusable = prefixes.find(namespace, tokens, limit);
+        if let Some(max) = max_length {
+            let page = prefixes.grid().page;
+            reusable.kv_length = reusable.kv_length.min(max / page * page);
+        }
+        Ok(reusable)
     }
 
     pub(crate) fn describe(&self, namespace: &Namespace, reusable: Reusable) -> Match {

@@ -51,6 +51,7 @@ impl Digest {
                 depth,
                 replaced,
             } => self.mix(22, [owner, depth as u64, replaced as u64]),
+            Event::Touch { serial } => self.mix(23, [serial]),
             Event::GiveBackSlot { owner, slot } => self.mix(21, [owner, slot.into()]),
             Event::Lookup
             | Event::Use { .. }

@@ -36,6 +36,10 @@ pub(crate) enum Event {
         length: usize,
         serial: u64,
     },
+    /// The caller made a checkpoint recent.
+    Touch {
+        serial: u64,
+    },
     /// A sequence or lease used what a lookup found, or found nothing.
     Use {
         reason: Reason,

@@ -61,6 +61,33 @@ impl<O: PageOwner> Cache<O> {
         Ok(Lease(self.handle(Kind::Lease, key)))
     }
 
+    /// Another lease of what a lease has: its prefix, as deep as it is by now. It has no state to
+    /// load.
+    ///
+    /// # Errors
+    /// [`Misuse::WrongCache`].
+    pub fn fork_lease(&mut self, lease: &Lease) -> Result<Lease, Misuse> {
+        self.own(&lease.0)?;
+        self.collect_dropped();
+        let leased = &self.leases[lease.0.key];
+        let node = leased.holdings.node;
+        let forked = Leased {
+            namespace: leased.namespace.clone(),
+            holdings: Holdings {
+                node,
+                ..Holdings::default()
+            },
+            ..*leased
+        };
+        self.ledger.emit(Event::Lease {
+            length: forked.depth,
+            serial: lease.0.serial,
+        });
+        node.map(|node| self.ledger.prefixes.pin(node));
+        let key = self.leases.insert(forked);
+        Ok(Lease(self.handle(Kind::Lease, key)))
+    }
+
     /// The checkpoint slot to load from, until the load is reported; `None` for a lease at depth 0.
     ///
     /// # Errors

@@ -24,7 +24,8 @@ pub enum Reason {
 pub struct Match {
     /// Tokens whose KV *and* state can be reused, at most the prompt's length - 1.
     pub length: usize,
-    /// Tokens whose KV is cached, in whole pages; at least `length`.
+    /// Tokens whose KV is cached, in whole pages; at least `length`, and at most what the caller
+    /// asked for.
     pub kv_length: usize,
     /// Deepest legal depth at which a checkpoint would have helped this prompt. Cutting the
     /// prefill there and storing one serves the next prompt that branches off here.

@@ -127,7 +127,15 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
             }
         }
         90..94 => Op::Lease(number(bytes)?),
-        94..96 => Op::LeaseLoaded(number(bytes)?),
+        94 => Op::LeaseLoaded(number(bytes)?),
+        95 => {
+            let lease = number(bytes)?;
+            if bytes.ratio(1, 2)? {
+                Op::ForkLease(lease)
+            } else {
+                Op::LeaseLoaded(lease)
+            }
+        }
         96..101 => Op::ReserveLeased {
             lease: number(bytes)?,
             more: tokens(bytes)?,
@@ -140,6 +148,10 @@ fn engine(kind: u8, bytes: &mut Unstructured<'_>) -> Result<Op> {
         },
         105 => Op::DropLease(number(bytes)?),
         106..108 => Op::Evict(pool(bytes)?, bytes.int_in_range(0..=3)?),
+        108 if bytes.ratio(1, 2)? => Op::Touch {
+            tenant: tenant(bytes)?,
+            tokens: tokens(bytes)?,
+        },
         108 => Op::TakeFreed,
         109 if bytes.ratio(1, 3)? => match bytes.arbitrary()? {
             true => Op::CancelStep(bytes.arbitrary::<u8>()?.into()),

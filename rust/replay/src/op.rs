@@ -69,6 +69,11 @@ pub enum Op {
     },
     Lease(usize),
     LeaseLoaded(usize),
+    ForkLease(usize),
+    Touch {
+        tenant: bool,
+        tokens: Vec<u32>,
+    },
     Release(usize),
     DropLease(usize),
     Evict(PoolKind, usize),

@@ -229,6 +229,20 @@ fn pages_without_a_state_are_shared_as_long_as_somebody_leases_them() {
 }
 
 #[test]
+fn a_forked_lease_is_as_deep_as_the_first_and_outlives_it() {
+    let mut cache = engine();
+    let one = lease(&mut cache, &prompt(1, 9));
+    cache.extend(&one, &prompt(1, 8), &[1, 2, 3, 4]).unwrap();
+    let two = cache.fork_lease(&one).unwrap();
+    cache.release(one).unwrap();
+    assert_eq!(cache.lease_pages(&two, 0).unwrap(), [1, 2, 3, 4]);
+    cache.extend(&two, &prompt(1, 10), &[5]).unwrap();
+    cache.release(two).unwrap();
+    assert_eq!(cache.take_freed(), [1, 2, 3, 4, 5]);
+    assert_sound(&mut cache);
+}
+
+#[test]
 fn a_state_is_attached_to_what_is_leased() {
     let mut cache = engine();
     let one = lease(&mut cache, &prompt(1, 9));

@@ -120,6 +120,8 @@ fn engine() -> impl Strategy<Value = Op> {
             .prop_map(|(tenant, tokens, max_length)| Op::Lookup { tenant, tokens, max_length }),
         4 => n.clone().prop_map(Op::Lease),
         2 => n.clone().prop_map(Op::LeaseLoaded),
+        1 => n.clone().prop_map(Op::ForkLease),
+        1 => (tenant(), tokens(32)).prop_map(|(tenant, tokens)| Op::Touch { tenant, tokens }),
         5 => (n.clone(), tokens(20), depth())
             .prop_map(|(lease, more, depth)| Op::ReserveLeased { lease, more, depth }),
         3 => (n.clone(), tokens(20)).prop_map(|(lease, more)| Op::Extend { lease, more }),

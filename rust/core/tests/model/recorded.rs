@@ -57,6 +57,8 @@ fn recorded(seed: u64, op: Op) -> Op {
         },
         Op::GiveBackSlot { sequence, .. } => Op::TakeSlot(sequence),
         Op::Extend { lease, .. } => Op::Release(lease),
+        Op::ForkLease(lease) => Op::LeaseLoaded(lease),
+        Op::Touch { .. } => Op::TakeFreed,
         Op::Complete { .. } | Op::CancelStep(_) | Op::DropStep(_) => Op::TakeFreed,
         op => op,
     }

@@ -196,6 +196,12 @@ impl<O: Front> Both<O> {
                 O::take_freed(self);
                 Some(())
             }
+            Op::Touch { tenant, tokens } => {
+                let namespace = namespace(*tenant);
+                let touched = self.real.touch(&namespace, tokens);
+                assert_eq!(touched, self.naive.touch(&namespace, tokens));
+                Some(())
+            }
             Op::Evict(..)
             | Op::BeginStep
             | Op::DropStep(_)
@@ -204,9 +210,11 @@ impl<O: Front> Both<O> {
             | Op::Complete { .. }
             | Op::Refuse(_)
             | Op::Reset => self.apply_whole(op),
-            Op::Lease(_) | Op::LeaseLoaded(_) | Op::Release(_) | Op::DropLease(_) => {
-                self.apply_pin(op)
-            }
+            Op::Lease(_)
+            | Op::LeaseLoaded(_)
+            | Op::ForkLease(_)
+            | Op::Release(_)
+            | Op::DropLease(_) => self.apply_pin(op),
             _ => O::apply(self, op),
         }
     }
@@ -218,6 +226,13 @@ impl<O: Front> Both<O> {
                 let (id, lease) = &self.leases[pick(&self.leases, *n)?];
                 self.real.lease_loaded(lease).unwrap();
                 self.naive.lease_loaded(*id);
+            }
+            Op::ForkLease(n) => {
+                let new = self.id();
+                let (id, lease) = &self.leases[pick(&self.leases, *n)?];
+                let forked = self.real.fork_lease(lease).unwrap();
+                self.naive.fork_lease(*id, new);
+                self.leases.push((new, forked));
             }
             Op::Release(n) => {
                 let (id, lease) = self.leases.swap_remove(pick(&self.leases, *n)?);
@@ -472,9 +487,14 @@ impl<O: Front> Both<O> {
         for prefix in self.naive.states.keys() {
             let prompt = [prefix.tokens.as_slice(), &[END]].concat();
             let real = self.real.lookup(&prefix.namespace, &prompt, None).unwrap();
+            let whole = self.real.lookup_whole(&prefix.namespace, &prefix.tokens);
+            let found = self
+                .naive
+                .find_within(&prefix.namespace, &prefix.tokens, prefix.depth());
+            assert_same_match(&whole.unwrap(), &found);
             assert_same_match(&real, &self.naive.find(&prefix.namespace, &prompt, None));
         }
-        self.naive.stats.lookups += self.naive.states.len() as u64;
+        self.naive.stats.lookups += 2 * self.naive.states.len() as u64;
     }
 
     /// Retires and ends everything, then evicts victim by victim: nothing stays behind.

@@ -21,6 +21,16 @@ impl Naive {
         max_length: Option<usize>,
     ) -> Found {
         let limit = max_length.unwrap_or(usize::MAX).min(tokens.len() - 1);
+        let found = self.find_within(namespace, tokens, limit);
+        let most = max_length.map_or(usize::MAX, |max| max / self.page * self.page);
+        Found {
+            kv_length: found.kv_length.min(most),
+            ..found
+        }
+    }
+
+    /// What is cached of `tokens`, with a state no deeper than `limit`.
+    pub(crate) fn find_within(&self, namespace: &Namespace, tokens: &[u32], limit: usize) -> Found {
         let at = |depth: usize| Prefix::new(self.resets, namespace, &tokens[..depth]);
         let whole_pages = (1..=tokens.len() / self.page).map(|n| n * self.page);
         let kv_length = whole_pages
@@ -153,6 +163,29 @@ impl Naive {
         self.holders.insert(id, holder);
         self.consume(found);
         Ok(())
+    }
+
+    /// The deepest ready state of `tokens` is as recent as if it had been used.
+    pub(crate) fn touch(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        let found = self.find_within(namespace, tokens, tokens.len());
+        if let Some((_, serial)) = found.state {
+            let stamp = self.tick();
+            let state = self.states.values_mut().find(|it| it.serial == serial);
+            state.expect("what was found is cached").stamp = stamp;
+        }
+        found.length
+    }
+
+    pub(crate) fn fork_lease(&mut self, id: u64, new: u64) {
+        let holder = &self.holders[&id];
+        let forked = Holder {
+            holdings: Holdings {
+                path: holder.holdings.path.clone(),
+                ..Holdings::default()
+            },
+            ..holder.clone()
+        };
+        self.holders.insert(new, forked);
     }
 
     /// The checkpoint slot that a lease still reads.
