@@ -1,11 +1,11 @@
 """The prefix cache that sglang's scheduler calls, on an `EngineCache`.
 
 sglang's page ids and slot ids are tensors of the device. Nothing here reads them: the cache numbers the pages itself
-(`EngineCache(logical=True)`), a table on the device maps numbers to pages, and slots go from tensor to kernel. A node,
-as sglang carries it about, is a `Match`; a lock is a `Lease`.
+(`EngineCache(logical=True)`), a table on the device maps numbers to pages, and slots go from tensor to kernel. A lock
+is a `Lease`. A node, as sglang carries it about, is the `Match` of a lookup, or the lease that has gone deeper since.
 
-A request's life: `match_prefix` says what is cached and gives it an active slot, `lock` pins that, the forward loads the
-state, `checkpoint` publishes state and pages as they come, `unlock` ends it.
+A request's life: `match_prefix` says what is cached and gives it an active slot, `lock` pins that, the forward loads
+the state, `checkpoint` publishes state and pages as they come, `unlock` ends it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,10 +27,13 @@ from radixstate.integrations.sglang.order import depth_first
 from radixstate.integrations.sglang.pool import CheckpointSlots, PageTable, bind
 
 if TYPE_CHECKING:
+    from array import array
+
     from radixstate.integrations.sglang.pool import Numbers
-    from radixstate.tokens import Tokens
 
 logger = logging.getLogger(__name__)
+
+Node: TypeAlias = Match | Lease
 
 
 class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not there when types are checked
@@ -94,7 +97,7 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
         key = params.key
         length, namespace = key._raw_len(), _namespace(key.extra_key, key.cache_salt)
         match = self._lookup(key.token_ids, length, namespace)
-        kv_length = min(match.kv_length, length)
+        kv_length = match.kv_length
         if params.cow_mamba and match.length and not self._claim(params.req, match):
             match = self._root(namespace)
         branch = kv_length // self._grid * self._grid
@@ -105,12 +108,12 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
             mamba_branching_seqlen=branch if branch > match.length else None,
         )
 
-    def _lookup(self, tokens: Tokens, length: int, namespace: Namespace | None) -> Match:
-        """What is cached of the first `length` tokens, all of them included."""
+    def _lookup(self, tokens: array[int], length: int, namespace: Namespace | None) -> Match:
+        """What is cached of the first `length` tokens, the last of them too."""
         if not length:
             return self._root(namespace)
-        if length == len(tokens):  # type: ignore[arg-type]  # an array
-            tokens = np.append(np.asarray(tokens), 0)
+        if length == len(tokens):
+            return self.cache.lookup(tokens, namespace=namespace, whole=True)
         return self.cache.lookup(tokens, namespace=namespace, max_length=length)
 
     def _root(self, namespace: Namespace | None) -> Match:
@@ -137,13 +140,13 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
         """The empty prefix of requests without a key."""
         return self._root(None)
 
-    def is_root(self, node: Match) -> bool:
-        """Whether a match is empty."""
-        return not node.length
+    def is_root(self, node: Node) -> bool:
+        """Whether a node is the empty prefix."""
+        return not (node.depth if isinstance(node, Lease) else node.length)
 
-    def path_device_indices(self, node: Match) -> torch.Tensor:
-        """KV indices of a matched prefix, int64 on the device."""
-        with self.cache.lease(node) as lease:
+    def path_device_indices(self, node: Node) -> torch.Tensor:
+        """KV indices of a node's prefix, int64 on the device."""
+        with self._lease(node) as lease:
             return self._table.tokens(self._table.on_device(self._numbers(lease)))
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
@@ -159,19 +162,27 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
         lease.copy_pages(numbers, start)
         return numbers
 
-    def dfs_weight_order(self, node_handles: Sequence[Match]) -> list[int]:
+    def touch_prefix(self, key: Any) -> None:
+        """Makes what a waiting request will reuse as recent as if it had been."""
+        if tokens := key.raw_token_ids():
+            self.cache.touch(tokens, namespace=_namespace(key.extra_key, key.cache_salt))
+
+    def dfs_weight_order(self, node_handles: Sequence[Node]) -> list[int]:
         """Requests that share a prefix next to each other, those of the most shared one first."""
         paths = []
         for node in node_handles:
-            with self.cache.lease(node) as lease:
+            with self._lease(node) as lease:
                 paths.append(self._numbers(lease))
         return depth_first(paths)
 
     # ---- pins
 
-    def lock(self, node: Match) -> TreeLock:
-        """Pins a matched prefix and its state for one holder."""
-        return TreeLock(node, self.cache.lease(node))
+    def lock(self, node: Node) -> TreeLock:
+        """Pins a node's prefix, and the state of a match, for one holder."""
+        return TreeLock(node, self._lease(node))
+
+    def _lease(self, node: Node) -> Lease:
+        return node.fork() if isinstance(node, Lease) else self.cache.lease(node)
 
     def unlock(self, lock: TreeLock | None) -> None:
         """Ends a pin."""
@@ -179,11 +190,11 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
             lock.receipt.release()
             self._give_back()
 
-    def inc_lock_ref(self, node: Match) -> Any:
+    def inc_lock_ref(self, node: Node) -> Any:
         """Not there: `lock` pins for one holder."""
         raise NotImplementedError("radixstate pins by lock(node)")
 
-    def dec_lock_ref(self, node: Match, params: Any = None) -> Any:
+    def dec_lock_ref(self, node: Node, params: Any = None) -> Any:
         """Not there: `unlock` ends a pin."""
         raise NotImplementedError("radixstate ends a pin by unlock(lock)")
 
@@ -242,11 +253,7 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
             tokens = self._table.tokens(numbers[:known]).to(row.dtype)
             self.req_to_token_pool.write((kv.req_pool_idx, slice(start, replaced[1])), tokens)
         kv.cache_protected_len = kv.cache_inserted_len = depth
-        req.last_node = self._match_of(req, lease)
-
-    def _match_of(self, req: Any, lease: Lease) -> Match:
-        tokens = req.full_untruncated_fill_ids[: lease.depth]
-        return self._lookup(tokens, len(tokens), _namespace(req.extra_key, req.cache_salt))
+        req.last_node = lease
 
     def _count(self, skipped: Skipped) -> None:
         """Says why states were not cached, ever less often."""
@@ -342,7 +349,7 @@ def _namespace(extra_key: str | None, salt: str | None) -> Namespace | None:
     """Prompts with other keys or salts share nothing."""
     if extra_key is None and not salt:
         return None
-    return Namespace(tenant=repr((extra_key, salt or None)))
+    return Namespace(salts=(extra_key, salt or None))
 
 
 def _state(lease: Lease) -> int:
