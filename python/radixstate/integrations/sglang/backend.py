@@ -287,10 +287,9 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
             self.token_to_kv_pool_allocator.free_page_ids(self._table.take(self._table.on_device(numbers)))
 
     def reset(self) -> None:
-        """Forgets everything. sglang clears its allocator next, so no page is given back to it."""
+        """Forgets everything; sglang clears its own pools next."""
         self.cache.reset()
-        self.cache.copy_freed(np.zeros(self.cache.usage("kv").outbox, np.int32))
-        self._table.clear()
+        self._give_back()
 
     # ---- what sglang counts
 

@@ -117,10 +117,6 @@ class PageTable:
             return pages
         return (pages[:, None] * self.page_size + self._within).flatten()
 
-    def clear(self) -> None:
-        """No number is mapped."""
-        self._pages.zero_()
-
     def mapped(self) -> list[int]:
         """All pages; waits for the device, for checks alone."""
         pages: list[int] = self._pages[self._pages > 0].tolist()
