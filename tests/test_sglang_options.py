@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,6 +191,26 @@ def test_what_ends_at_an_inner_node_comes_after_those_below_and_what_matched_not
 def test_equal_weights_keep_their_order() -> None:
     assert order([3], [1], [2]) == [0, 1, 2]
     assert order() == []
+
+
+def by_definition(paths: list[list[int]], members: list[int], depth: int = 0) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for member in members:
+        if len(paths[member]) > depth:
+            children.setdefault(paths[member][depth], []).append(member)
+    below = [
+        by_definition(paths, child, depth + 1) for child in sorted(children.values(), key=len, reverse=True)
+    ]
+    return [*chain.from_iterable(below), *(member for member in members if len(paths[member]) == depth)]
+
+
+def test_the_order_is_that_of_the_definition_whatever_the_prefixes() -> None:
+    random = Random(4)
+    for _ in range(300):
+        paths = [
+            [random.randrange(3) for _ in range(random.randrange(5))] for _ in range(random.randrange(1, 12))
+        ]
+        assert order(*paths) == by_definition(paths, list(range(len(paths)))), paths
 
 
 def test_a_chain_as_long_as_the_queue_needs_no_deep_stack() -> None:
