@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from radixstate import _native
 from radixstate._native import Match, Stored
-from radixstate.errors import AlreadyLoadedError
+from radixstate.errors import AlreadyLoadedError, LengthMismatchError
 from radixstate.owner import Owner, leave
 from radixstate.results import Extended, Published, Skipped, skipped
 from radixstate.tokens import Tokens, sized
@@ -159,8 +159,11 @@ class Lease(Owner):
         Raises:
             LengthMismatchError: they go past the lease: `extend` or `publish` them.
         """
-        native, tokens = self._cache._native, sized(tokens)
+        native, tokens, depth = self._cache._native, sized(tokens), self.depth
         source = self._cache._require(self, source)
+        if len(tokens) > depth:
+            # Before anything is evicted for the state.
+            raise LengthMismatchError(f"the state is of {len(tokens)} tokens, the lease has {depth}")
         pending = self._reserve(partial(native.reserve, self._handle, tokens))
         if isinstance(pending, _native.Skipped):
             return skipped(pending)
