@@ -19,7 +19,7 @@ if ! cmp --silent "$wanted" "$venv/.packages"; then
     rm -rf "$venv"
     "$development" -m venv "$venv"
     packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
-    packages "$development" >"$(packages "$venv/bin/python")/development.pth"
+    echo "import site; site.addsitedir('$(packages "$development")')" >"$(packages "$venv/bin/python")/development.pth"
     "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$wanted" ||
         unchecked "pip could not install $wanted"
     cp "$wanted" "$venv/.packages"

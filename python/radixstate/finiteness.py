@@ -24,6 +24,11 @@ class Verdict:
         """Whether `is_finite` waits for nothing."""
         return isinstance(self.store, list)
 
+    @property
+    def done(self) -> bool:
+        """Whether the store has run."""
+        return self.known or bool(getattr(self.store, "done", bool)())
+
     def is_finite(self) -> bool:
         """Waits for the store."""
         return self.store[self.index]
@@ -63,6 +68,14 @@ class Proofs:
         for ticket, slot, writer in listed:
             if writer == step and ticket in still:
                 self._report(ticket, slot, verdicts.get(slot))
+
+    def report_done(self) -> None:
+        """Tells the core what is known of states that no open step wrote; waits for nothing."""
+        verdicts = dict(self._verdicts)
+        for ticket, slot, writer in self._native.unproven():
+            verdict = verdicts.get(slot)
+            if writer is None and verdict is not None and verdict.done:
+                self._report(ticket, slot, verdict)
 
     def _report(self, ticket: int, slot: int, verdict: Verdict | None) -> None:
         finite = False

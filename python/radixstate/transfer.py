@@ -190,6 +190,10 @@ class AllOf(Sequence[bool]):
         """Takes at least one group; all have as many pairs."""
         self._groups = groups
 
+    def done(self) -> bool:
+        """Whether all stores have run; waits for nothing."""
+        return all(isinstance(group, list) or group.done() for group in self._groups)  # type: ignore[attr-defined]
+
     def __len__(self) -> int:
         """Number of pairs; waits for nothing."""
         return len(self._groups[0])

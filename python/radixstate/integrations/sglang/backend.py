@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from array import array
 
     from radixstate.integrations.sglang.pool import Numbers
+    from radixstate.results import Published
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
 
     def match_prefix(self, params: Any) -> MatchResult:
         """How much of a key can be reused; with `cow_mamba` the request gets a slot that the next forward fills."""
+        self.cache.settle()
         key = params.key
         length, namespace = key._raw_len(), _namespace(key.extra_key, key.cache_salt)
         match = self._lookup(key.token_ids, length, namespace)
@@ -188,6 +190,7 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
         """Ends a pin."""
         if lock is not None:
             lock.receipt.release()
+            self.cache.settle()
             self._give_back()
 
     def inc_lock_ref(self, node: Node) -> Any:
@@ -205,6 +208,7 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
 
         The request uses the cache's pages from then on where those of others were there before.
         """
+        self.cache.settle()
         finished = req.finished()
         depth, slot = self._newest_state(req, up_to, finished)
         if depth > req.kv.cache_protected_len and depth % self.page_size == 0:
@@ -233,12 +237,20 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
             req.lock = self.lock(self._root(_namespace(req.extra_key, req.cache_salt)))
         lease, start = req.lock.receipt, req.kv.cache_protected_len
         lease.loaded()  # by a forward whose results are here
-        made = lease.publish(req.full_untruncated_fill_ids[:depth], source=slot)
+        made = self._store(lease, req.full_untruncated_fill_ids[:depth], slot)
         self._give_back()  # what the new state's slot was taken from
         if isinstance(made.outcome, Skipped):
             self._count(made.outcome)
         if lease.depth > start:
             self._adopt(req, lease, start, made.replaced)
+
+    def _store(self, lease: Lease, tokens: array[int], slot: torch.Tensor) -> Published:
+        made = lease.publish(tokens, source=slot)
+        if isinstance(made.outcome, Skipped) and made.outcome.reason == "not_ready":
+            # Another request of this batch has brought the same pages, and its state is on its way.
+            self.cache.settle(wait=True)
+            made = lease.publish(tokens, source=slot)
+        return made
 
     def _adopt(self, req: Any, lease: Lease, start: int, replaced: tuple[int, int] | None) -> None:
         """The request's pages from `start` to the lease's depth are the cache's; it uses those that are."""
