@@ -47,5 +47,7 @@ def numbers(indices: torch.Tensor) -> list[int]:
 
 
 def _require(indices: torch.Tensor, device: torch.device) -> None:
-    if str(indices.dtype) != "torch.int64" or indices.device != device:
+    import torch
+
+    if indices.dtype != torch.int64 or indices.device != device:
         raise TensorError(f"slots must be int64 on {device}, got {indices.dtype} on {indices.device}")

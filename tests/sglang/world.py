@@ -32,7 +32,7 @@ fixtures.get_device = lambda: "cpu"  # it knows no CPU
 
 PEER = "sglang-python"
 BACKEND = os.environ.get("RADIXSTATE_KIT", plugin.NAME)
-"""`radixstate`, or `sglang-python`: sglang's own tree with its int8 pool."""
+"""`radixstate`, or `sglang-python` or `sglang-rust`: sglang's own trees with their int8 pool."""
 ACTIVE, KV, GRID = 12, 2048, 64
 SLOTS = 2 * ACTIVE
 """Of checkpoints, as both caches have by default."""
@@ -67,7 +67,7 @@ SETTINGS = (Setting(), Setting(extra=True), Setting(page=64, extra=True))
 
 def context_of(setting: Setting, backend: str = BACKEND, kv: int = KV, active: int = ACTIVE) -> Any:
     """What sglang gives to the maker of a cache, after it made its pools."""
-    theirs = backend == PEER
+    theirs = backend.startswith("sglang-")
     config = CacheConfig(
         page_size=setting.page,
         components=(ComponentType.FULL, ComponentType.MAMBA),
@@ -100,7 +100,7 @@ def context_of(setting: Setting, backend: str = BACKEND, kv: int = KV, active: i
     args._mamba_cache_chunk_size = GRID
     set_global_server_args_for_scheduler(args)
     if theirs:
-        params.tree_core_backend = "python"
+        params.tree_core_backend = backend.removeprefix("sglang-")
     return registry.TreeCacheBuildContext(
         server_args=args,
         params=params,

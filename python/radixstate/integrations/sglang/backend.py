@@ -256,7 +256,7 @@ class RadixStateCache(BasePrefixCache):  # type: ignore[misc]  # sglang is not t
         """The request's pages from `start` to the lease's depth are the cache's; it uses those that are."""
         kv, depth = req.kv, lease.depth
         row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
-        given = row[start : depth : self.page_size].long() // self.page_size
+        given = self._table.pages_at(row[start : depth : self.page_size])
         numbers = self._table.on_device(self._numbers(lease, start))
         known = (replaced[1] - start) // self.page_size if replaced else 0
         self._table.map(numbers[known:], given[known:])

@@ -117,6 +117,11 @@ class PageTable:
             return pages
         return (pages[:, None] * self.page_size + self._within).flatten()
 
+    def pages_at(self, first_tokens: torch.Tensor) -> torch.Tensor:
+        """The pages of KV indices, one of each page."""
+        pages = first_tokens.long()
+        return pages if self.page_size == 1 else pages // self.page_size
+
     def mapped(self) -> list[int]:
         """All pages; waits for the device, for checks alone."""
         pages: list[int] = self._pages[self._pages > 0].tolist()
