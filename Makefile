@@ -58,7 +58,7 @@ lint: $(VENV)/.native ## formatting, clippy, ruff, types, stub against binary
 	PYO3_PYTHON=$(abspath $(BIN)/python) cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/radixstate
+	$(BIN)/mypy python/radixstate examples
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest radixstate._native
 
 fuzz: $(VENV)/.native ## random operations for FUZZ_SECONDS (default 60) on each side of the binding, and a full load

@@ -54,10 +54,14 @@ REQUIRE = "self._cache._require(self, source)\n    "
 PAST = "if len(tokens) > depth:\n        "
 DUE = "if back.ticket <= self.watermark]\n    "
 LATER = "self.returns = [back for back in self.returns if back.ticket > self.watermark]"
+FILL = "type('Codec', (), {{'fill': lambda _, source, slot: ({})}})()"
 
 FRONT = {
     "slot 1 is not cleared": Mutant(
-        CacheBase, "_fill", "self.active.clear(slot)", "slot > 1 and self.active.clear(slot)"
+        PrefixCache,
+        "start",
+        "self._transfer.codec",
+        FILL.format("(source is not None or slot > 1) and self._transfer.codec.fill(source, slot)"),
     ),
     "another slot is encoded": Mutant(
         CacheBase,
@@ -72,10 +76,12 @@ FRONT = {
         "store([(a, b % self.checkpoints.slots + 1) for a, b in pairs])",
     ),
     "the neighbour of a slot is cleared too": Mutant(
-        CacheBase,
-        "_fill",
-        "self.active.clear(slot)",
-        "self.active.clear(slot), self.active.clear(slot % self.active.slots + 1)",
+        PrefixCache,
+        "start",
+        "self._transfer.codec",
+        FILL.format(
+            "self._transfer.codec.fill(source, slot), self.active.clear(slot % self.active.slots + 1)"
+        ),
     ),
     "a state that is not finite is published": Mutant(
         CacheBase, "_may_enter", "return verdict.is_finite()", "return True"
@@ -155,10 +161,19 @@ FRONT = {
 
 REFERENCE = {
     "a whole prompt may be reused": Mutant(
-        ReferenceBase,
-        "lookup",
-        "prompt.depth - 1 if max_length is None else min(prompt.depth - 1, max_length)",
-        "prompt.depth if max_length is None else min(prompt.depth, max_length)",
+        ReferenceBase, "lookup", "(prompt, prompt.depth - 1)", "(prompt, prompt.depth)"
+    ),
+    "a whole lookup leaves the last token": Mutant(
+        ReferenceBase, "lookup", "(prompt, prompt.depth)", "(prompt, prompt.depth - 1)"
+    ),
+    "pages past the longest match asked for are told": Mutant(
+        ReferenceBase, "lookup", "kv_length=min(found.kv_length, ", "kv_length=max(found.kv_length, "
+    ),
+    "a touch renews nothing": Mutant(
+        ReferenceBase, "touch", "found.state.stamp = next(self._stamps)", "pass"
+    ),
+    "a forked lease has the state to load": Mutant(
+        ReferenceBase, "fork_lease", "lease.prefix, None,", "lease.prefix, lease.state,", EngineMachine
     ),
     "the most recent is evicted": Mutant(ReferenceBase, "_victim", "min(idle", "max(idle"),
     "what is given back waits for no step": Mutant(
@@ -170,7 +185,7 @@ REFERENCE = {
     ),
     "every state counts as encoded once": Mutant(ReferenceBase, "_store", "pending.owner.encodings + 1", "1"),
     "a branch is told where a state is": Mutant(
-        ReferenceBase, "lookup", " and prompt.cut(wished) not in self.states", ""
+        ReferenceBase, "_find", " and prompt.cut(wished) not in self.states", ""
     ),
     "replaced pages are not given back": Mutant(
         ReferenceCache, "commit", 'self._give_back({"kv": duplicates})', "pass"

@@ -308,11 +308,12 @@ def test_requests_and_both_sides_of_the_boundary_are_measured(monkeypatch: pytes
 
 def test_the_front_is_measured_beside_the_native_layer() -> None:
     found = layers.front(OURS, documents=16)
-    assert {figure.name for figure in found if figure.of == "native"} == {
-        "lookup",
-        "start",
-        "checkpoint",
-        "finish",
+    beside = {figure.name for figure in found if figure.of == "native"}
+    assert beside == set(layers.FRONT)
+    assert {figure.name for figure in found if not figure.of} == {
+        *beside,
+        "start_many of 16, each",
+        "checkpoint_many of 16, each",
     }
 
 

@@ -146,12 +146,13 @@ def test_what_nobody_owns_is_nan(cache: CheckedCache) -> None:
 
 def test_a_state_of_another_prefix_is_found(cache: CheckedCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cached(cache)
-    fill = cache.library._transfer.load
+    codec = cache.library._transfer.codec
 
-    def load_the_other(pairs: Any) -> None:
-        fill([(3 - source, slot) for source, slot in pairs])
+    class OfTheOther:
+        def fill(self, source: int, slot: int) -> None:
+            codec.fill(3 - source, slot)
 
-    monkeypatch.setattr(cache.library._transfer, "load", load_the_other)
+    monkeypatch.setattr(cache.library._transfer, "codec", OfTheOther())
     with pytest.raises(Disagreement, match="active slot 1 does not hold the state of"):
         cache.start(PROMPT)
 

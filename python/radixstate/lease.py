@@ -90,7 +90,7 @@ class Lease(Owner):
         state = self.state
         if state is None and self.match.length:
             raise AlreadyLoadedError(f"this lease's state at depth {self.match.length} was loaded before")
-        self._cache._fill(state, slot)
+        self._cache._transfer.fill(state, slot)
         self.loaded()
 
     @property

@@ -32,6 +32,10 @@ class Codec(Protocol):
         """See `Transfer.load`."""
         ...
 
+    def fill(self, source: int | None, slot: int) -> None:
+        """See `Transfer.fill`."""
+        ...
+
 
 @runtime_checkable
 class IndexedCodec(Codec, Protocol):
@@ -52,6 +56,7 @@ class Transfer:
     Attributes:
         active: states of running sequences.
         checkpoints: encoded states of cached prefixes.
+        codec: what moves them.
     """
 
     def __init__(self, active: ActivePool, checkpoints: CheckpointPool) -> None:
@@ -66,7 +71,7 @@ class Transfer:
         require_alike(active, checkpoints)
         self.active = active
         self.checkpoints = checkpoints
-        self._codec = codec(active, checkpoints)
+        self.codec = codec(active, checkpoints)
 
     def store(self, pairs: Pairs) -> Sequence[bool]:
         """Encodes active slots into checkpoint slots, all layers and windows of all pairs at once.
@@ -84,7 +89,7 @@ class Transfer:
             TensorError: a tensor of the pools is no longer where it was; nothing was written.
             MisuseError: a CUDA graph is being captured: `radixstate.cuda.build(...).batch` is for that.
         """
-        return self._codec.store(list(pairs))
+        return self.codec.store(list(pairs))
 
     def load(self, pairs: Pairs) -> None:
         """Decodes checkpoint slots into active slots; `pairs` are (checkpoint slot, active slot) each.
@@ -94,7 +99,17 @@ class Transfer:
             TensorError: as `store`.
             MisuseError: as `store`.
         """
-        self._codec.load(list(pairs))
+        self.codec.load(list(pairs))
+
+    def fill(self, source: int | None, slot: int) -> None:
+        """Makes one active slot hold a checkpoint slot, or the empty state if that is None.
+
+        Raises:
+            SlotError: as `store`.
+            TensorError: as `store`.
+            MisuseError: as `store`, for a load.
+        """
+        self.codec.fill(source, slot)
 
     def store_at(self, sources: torch.Tensor, targets: torch.Tensor) -> Sequence[bool]:
         """As `store`, for slots that are known to the device alone: on cuda no number is copied to the host.
@@ -112,7 +127,7 @@ class Transfer:
             MisuseError: as `store`.
         """
         require_pairs(sources, targets, self.active.device)
-        return _store_at(self._codec, sources, targets)
+        return _store_at(self.codec, sources, targets)
 
     def load_at(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """As `load`, for slots that are known to the device alone.
@@ -125,7 +140,7 @@ class Transfer:
             SlotError, TensorError, MisuseError: as `store_at`.
         """
         require_pairs(sources, targets, self.active.device)
-        _load_at(self._codec, sources, targets)
+        _load_at(self.codec, sources, targets)
 
 
 def _store_at(codec: Codec, sources: torch.Tensor, targets: torch.Tensor) -> Sequence[bool]:
@@ -181,6 +196,12 @@ class GroupCodecs:
         self._held.check()
         for codec in self._codecs:
             _load_at(codec, sources, targets)
+
+    def fill(self, source: int | None, slot: int) -> None:
+        """See `Transfer.fill`."""
+        self._held.check()
+        for codec in self._codecs:
+            codec.fill(source, slot)
 
 
 class AllOf(Sequence[bool]):

@@ -159,6 +159,7 @@ class CudaCodec:
             layout=layout,
             format=format,
         )
+        self._running = [active, *(source for source, _ in conv)]
         self._device = device
         self._layers = len(active.layers)
         self._where = active.layers[0].device
@@ -253,6 +254,24 @@ class CudaCodec:
         for row, named in zip(slots, (sources, targets), strict=False):
             row.copy_(named.clamp(0, _NO_SLOT))
         return slots
+
+    def fill(self, source: int | None, slot: int) -> None:
+        """Decodes one checkpoint slot into an active slot; None zeroes it, windows included.
+
+        Raises:
+            SlotError: as `store`.
+            TensorError: as `store`.
+            MisuseError: as `store`, for a load.
+        """
+        if source is not None:
+            self.load([(source, slot)])
+            return
+        self._held.check()
+        slot = index(slot)
+        # In the words of the CPU codec, which names the sink as the source.
+        _require_pairs([(1, slot)], ("checkpoint pool", 2), ("active pool", self._active.slots))
+        for rows in self._running:
+            rows.fill(slot, 0)
 
     def batch(self, direction: Direction, capacity: int) -> Batch:
         """Room on the device for `capacity` pairs, none yet: what a captured graph stores or loads.

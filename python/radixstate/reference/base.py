@@ -1,6 +1,7 @@
 """What every cache can do, whoever owns its pages. The definitions that this follows from are in `books`."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 from radixstate.reference.books import Books
@@ -29,13 +30,31 @@ class ReferenceBase(Books):
     # --- reading ---
 
     def lookup(
-        self, tokens: Sequence[int], *, namespace: Hashable = None, max_length: int | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        namespace: Hashable = None,
+        max_length: int | None = None,
+        whole: bool = False,
     ) -> Match:
-        """The longest prefix, short of the whole prompt, whose pages and state are both cached."""
+        """The longest prefix, short of the whole prompt, whose pages and state are both cached.
+
+        If the tokens are no prompt but all there is, `whole` finds all of them.
+        """
+        if whole and max_length is not None:
+            raise Misuse("config")
         if not tokens:
             raise Misuse("empty_prompt")
         prompt = Prefix(self.life, namespace, tuple(tokens))
-        limit = prompt.depth - 1 if max_length is None else min(prompt.depth - 1, max_length)
+        if whole:
+            return self._find(prompt, prompt.depth)
+        if max_length is None:
+            return self._find(prompt, prompt.depth - 1)
+        found = self._find(prompt, min(prompt.depth - 1, max_length))
+        return replace(found, kv_length=min(found.kv_length, max_length - max_length % self.page_size))
+
+    def _find(self, prompt: Prefix, limit: int) -> Match:
+        """What is cached of `prompt`, with a state no deeper than `limit`."""
         kv_length = max((key.depth for key in self.pages if prompt.extends(key)), default=0)
         states = [s for key, s in self.states.items() if prompt.extends(key) and key.depth <= limit]
         ready = [s for s in states if s.ticket is None]
@@ -54,12 +73,25 @@ class ReferenceBase(Books):
         helpful = wished > matched.depth and prompt.cut(wished) not in self.states
         return Match(matched, kv_length, wished if helpful else None, reason, best)
 
+    def touch(self, tokens: Sequence[int], *, namespace: Hashable = None) -> int:
+        """Renews the deepest ready state on the path of `tokens`; its depth, or 0."""
+        found = self._find(Prefix(self.life, namespace, tuple(tokens)), len(tokens))
+        if found.state:
+            found.state.stamp = next(self._stamps)
+        return found.length
+
     def lease(self, match: Match) -> Lease:
         """Pins what `match` found; stale if its state is no longer the one cached there."""
         if match.prefix.life != self.life or self.states.get(match.prefix) is not match.state:
             raise Misuse("stale")
         self._consume(match)
         return self._pin(match)
+
+    def fork_lease(self, lease: Lease) -> Lease:
+        """Another lease of the same prefix, with no state to load."""
+        forked = Lease(lease.prefix, None, lease.encodings)
+        self.leases.append(forked)
+        return forked
 
     def lease_loaded(self, lease: Lease) -> None:
         """Ends a lease's pin on its state."""

@@ -129,9 +129,9 @@ class ReferenceEngineCache(ReferenceBase):
     def _must_go_on(self, lease: Lease, tokens: Sequence[int], pages: Sequence[int]) -> Prefix:
         """Tokens go on from the lease, whose state was loaded, and the pages are those past it."""
         target = self._along(lease, tokens)
+        self._must_be_adoptable(self._new_pages(lease, target), pages)
         if lease.state and target.depth > lease.prefix.depth:
             raise Misuse("not_loaded")
-        self._must_be_adoptable(self._new_pages(lease, target), pages)
         return target
 
     def _new_pages(self, lease: Lease, target: Prefix) -> int:

@@ -263,6 +263,9 @@ class Audit:
                 found = self._cache.lookup(tokens, namespace=namespace)
                 expected = self._reference.lookup(tokens, namespace=namespace)
                 agree(f"lookup of {prefix}", words(found), words(expected))
+                found = self._cache.lookup(prefix.tokens, namespace=namespace, whole=True)
+                expected = self._reference.lookup(prefix.tokens, namespace=namespace, whole=True)
+                agree(f"whole lookup of {prefix}", words(found), words(expected))
         self._resident = now
 
     def _compare_counts(self) -> None:

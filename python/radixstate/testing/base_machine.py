@@ -57,7 +57,9 @@ def pattern(spec: StateSpec, key: Key | None, value: float | None = None) -> lis
         shape = (spec.layers, spec.heads, *spec.matrix)
         return [torch.zeros(shape), *[torch.zeros(spec.layers, *window.shape) for window in spec.conv]]
     namespace, tokens = key
-    seed = zlib.crc32(repr((namespace.adapter, namespace.tenant, namespace.weights, tokens)).encode())
+    seed = zlib.crc32(
+        repr((namespace.adapter, namespace.tenant, namespace.weights, namespace.salts, tokens)).encode()
+    )
     state = torch.full((spec.layers, spec.heads, spec.d_k, spec.d_v), 127.0)
     rest = state[..., 1:]
     rest[:] = ((seed >> (torch.arange(rest.numel()) % 24)) % 255 - 127.0).reshape(rest.shape)
@@ -191,11 +193,24 @@ class CacheMachine(RuleBasedStateMachine):
         namespace=namespaces,
         again=again,
         most=st.none() | st.none() | st.integers(0, 6),
+        whole=rarely,
     )
-    def lookup(self, prompt: list[int], namespace: Namespace, again: int, most: int | None) -> Any:
+    def lookup(
+        self, prompt: list[int], namespace: Namespace, again: int, most: int | None, whole: bool = False
+    ) -> Any:
         """A lookup may be used at once, later or never."""
         prompt, namespace = self.ask(prompt, namespace, again)
-        return self.cache.lookup(prompt, namespace=namespace, max_length=most), namespace, prompt
+        options: Any = {"whole": True} if whole else {"max_length": most}
+        return self.cache.lookup(prompt, namespace=namespace, **options), namespace, prompt
+
+    @precondition(lambda self: self.served)
+    @rule(again=st.integers(1, 4), pressure=pressures)
+    def touch(self, again: int, pressure: Any) -> None:
+        """What a waiting request will hit is the last to be evicted."""
+        prompt, namespace = self.ask([0], strategies.NAMESPACES[0], again)
+        self.cache.touch(prompt, namespace=namespace)
+        if pressure:
+            self.cache.evict(pressure, 1)
 
     @rule(pool=st.sampled_from(["kv", "kv", "checkpoint", "checkpoint", "active"]), n=st.integers(0, 3))
     def evict(self, pool: Any, n: int) -> None:

@@ -81,16 +81,28 @@ class CheckedBase(Wrapper, Generic[Library, Reference]):
     # --- calls ---
 
     def lookup(
-        self, tokens: Tokens, *, namespace: Namespace | None = None, max_length: int | None = None
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Namespace | None = None,
+        max_length: int | None = None,
+        whole: bool = False,
     ) -> Match:
         """See `CacheBase.lookup`."""
         tokens = readable(tokens)
         answers = self._agree(
-            "lookup", lambda it: it.cache.lookup(tokens, namespace=namespace, max_length=max_length)
+            "lookup",
+            lambda it: it.cache.lookup(tokens, namespace=namespace, max_length=max_length, whole=whole),
         )
         self._audit.after()
         match: Match = self._remember(answers)
         return match
+
+    def touch(self, tokens: Tokens, *, namespace: Namespace | None = None) -> int:
+        """See `CacheBase.touch`."""
+        tokens = readable(tokens)
+        depth: int = self._call("touch", lambda it: it.cache.touch(tokens, namespace=namespace))
+        return depth
 
     def evict(self, pool: PoolName, n: int) -> Freed:
         """See `CacheBase.evict`."""

@@ -19,7 +19,7 @@ from radixstate.testing.sides import AnyEngineCache, Side, Twins
 from radixstate.tokens import Tokens
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    from radixstate.tokens import PageRow
 
 
 class CheckedEngineCache(CheckedBase[EngineCache, ReferenceEngineCache]):
@@ -84,7 +84,7 @@ class CheckedEngineCache(CheckedBase[EngineCache, ReferenceEngineCache]):
         )
         return freed
 
-    def copy_freed(self, out: WriteableBuffer) -> int:
+    def copy_freed(self, out: PageRow) -> int:
         """See `EngineCache.copy_freed`."""
         before = np.array(out)  # may be no buffer of the right kind, which each side says by itself
 
@@ -128,6 +128,13 @@ class CheckedLease(Wrapper):
         self._cache._agree("load", lambda it: it.of(self).load(slot))
         self._cache._audit.expect_loaded(slot, state)
         self._cache._audit.after(written=[slot])
+
+    def fork(self) -> CheckedLease:
+        """See `Lease.fork`."""
+        pin = Pin(self._cache._agree("fork", lambda it: it.of(self).fork()))
+        self._cache._audit.pins.append(pin)
+        self._cache._audit.after()
+        return CheckedLease(self._cache, pin)
 
     def take_slot(self) -> int:
         """See `Lease.take_slot`."""

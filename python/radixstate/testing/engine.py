@@ -115,6 +115,13 @@ class EngineMachine(CacheMachine):
             leased.lease.release()
             self.released = [leased.lease]
 
+    @rule(target=leases, number=leases, more=st.lists(st.integers(0, 1), max_size=4))
+    def fork(self, number: int, more: list[int]) -> Any:
+        """A second answer to the same prompt, which goes on by itself."""
+        leased, forked = self.leased[number], next(self.numbers)
+        self.leased[forked] = Leased(leased.lease.fork(), leased.namespace, [*leased.prompt, *more])
+        return forked
+
     # --- active slots ---
 
     def has_room(self) -> bool:

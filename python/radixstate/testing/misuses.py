@@ -52,6 +52,8 @@ def of_every_cache(cache: CheckedBase[Any, Any], foreign: Foreign) -> Wrong:
     """What no caller may do."""
     return [
         (EmptyPromptError, lambda: cache.lookup([])),
+        (EmptyPromptError, lambda: cache.lookup([], whole=True)),
+        (ConfigError, lambda: cache.lookup([0], whole=True, max_length=1)),
         (TokenRangeError, lambda: cache.lookup([0, 2**32])),
         (TokenRangeError, lambda: cache.lookup([-1])),
         (UnknownStepError, lambda: cache.retire_step(10**6)),
@@ -118,6 +120,7 @@ def of_engines(
         wrong += [
             (UseAfterFinishError, lease.loaded),
             (UseAfterFinishError, lease.release),
+            (UseAfterFinishError, lease.fork),
             (UseAfterFinishError, lease.take_slot),
             (UseAfterFinishError, partial(lease.give_back_slot, 1)),
             (UseAfterFinishError, partial(lease.load, 1)),

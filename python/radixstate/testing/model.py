@@ -19,7 +19,7 @@ from radixstate.testing.sides import POOLS
 from radixstate.tokens import Tokens
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    from radixstate.tokens import PageRow
 
 T = TypeVar("T")
 Reference = TypeVar("Reference", bound=ReferenceBase)
@@ -41,11 +41,20 @@ class Model(Generic[Reference]):
         self.reserved = 0
 
     def lookup(
-        self, tokens: Tokens, *, namespace: Namespace | None = None, max_length: int | None = None
+        self,
+        tokens: Tokens,
+        *,
+        namespace: Namespace | None = None,
+        max_length: int | None = None,
+        whole: bool = False,
     ) -> records.Match:
         """See `CacheBase.lookup`."""
-        namespace = namespace or Namespace()
-        return self.reference.lookup(_known(tokens), namespace=namespace, max_length=max_length)
+        options: Any = {"namespace": namespace or Namespace(), "max_length": max_length, "whole": whole}
+        return self.reference.lookup(_known(tokens), **options)
+
+    def touch(self, tokens: Tokens, *, namespace: Namespace | None = None) -> int:
+        """See `CacheBase.touch`."""
+        return self.reference.touch(_known(tokens), namespace=namespace or Namespace())
 
     def evict(self, pool: PoolName, n: int) -> records.Freed:
         """See `CacheBase.evict`."""
@@ -217,7 +226,7 @@ class ModelEngine(Model[ReferenceEngineCache]):
         """See `EngineCache.take_freed`."""
         return self.reference.take_freed()
 
-    def copy_freed(self, out: WriteableBuffer) -> int:
+    def copy_freed(self, out: PageRow) -> int:
         """See `EngineCache.copy_freed`."""
         room: np.ndarray[Any, Any] = np.asarray(out)
         if room.dtype != np.int32 or not room.flags.c_contiguous or not room.flags.writeable:
@@ -232,10 +241,10 @@ class ModelEngine(Model[ReferenceEngineCache]):
 class ModelLease:
     """A lease of a `ModelEngine`."""
 
-    def __init__(self, cache: ModelEngine, lease: records.Lease) -> None:
-        """Made by `ModelEngine.lease`."""
+    def __init__(self, cache: ModelEngine, lease: records.Lease, hit: bool | None = None) -> None:
+        """Made by `ModelEngine.lease` and `fork`. `hit`: a state was found, by default if the lease has tokens."""
         self.cache, self.lease = cache, lease
-        self._hit = lease.prefix.depth > 0
+        self._hit = lease.prefix.depth > 0 if hit is None else hit
         self._ended = False  # a step in flight may keep what it gave back
 
     def loaded(self) -> None:
@@ -249,6 +258,10 @@ class ModelLease:
         if lease.state is None and self._hit:
             raise records.Misuse("already_loaded")
         self.cache.reference.lease_loaded(lease)
+
+    def fork(self) -> ModelLease:
+        """See `Lease.fork`."""
+        return ModelLease(self.cache, self.cache.reference.fork_lease(self._alive()), self._hit)
 
     def take_slot(self) -> int:
         """See `Lease.take_slot`."""
@@ -325,6 +338,8 @@ def _known(tokens: Tokens) -> list[int]:
 
 
 def _pool(pool: PoolName) -> records.PoolName:
+    if pool == "checkpoints":
+        return "checkpoint"
     if pool not in POOLS:
         raise records.Misuse("misuse")
     return pool

@@ -19,7 +19,7 @@ _POISON = bytes([0xFF]) * 8  # in a page that is free, and the tag of nothing
 
 def tag(namespace: Namespace, tokens: Sequence[int]) -> bytes:
     """What a kernel leaves in the page that ends `tokens`: 8 bytes that name the whole prefix."""
-    words = repr((namespace.adapter, namespace.tenant, namespace.weights, tokens)).encode()
+    words = repr((namespace.adapter, namespace.tenant, namespace.weights, namespace.salts, tokens)).encode()
     return len(tokens).to_bytes(4, "little") + zlib.crc32(words).to_bytes(4, "little")
 
 

@@ -15,6 +15,7 @@ NAMESPACES = (
     Namespace(tenant="a"),
     Namespace(tenant="b"),
     Namespace(weights=1),
+    Namespace(salts=("a",)),
 )
 """The bare model's, and one for each thing that keeps prefixes apart."""
 
