@@ -13,7 +13,7 @@ from radixstate import StateSpec
 from radixstate.errors import BudgetError, ConfigError
 from radixstate.integrations.sglang.options import BYTES, FORMAT, POLICY, SLOTS, Options, refuse
 from radixstate.integrations.sglang.order import depth_first
-from radixstate.integrations.sglang.plugin import require_version
+from radixstate.integrations.sglang.plugin import INT8_POOL, int8_pool_wanted, require_version
 
 SPEC = StateSpec(layers=2, heads=2, d_k=8, d_v=8, dtype="float32", layout="k_last")
 
@@ -155,6 +155,17 @@ def test_bytes_without_room_for_a_slot_say_how_many_are_needed() -> None:
 def test_a_value_that_cannot_be_is_refused_by_its_variable(given: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Options.read(given)
+
+
+def test_the_pool_for_sglangs_tree_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for value in ("", "0", "1"):
+        monkeypatch.setenv(INT8_POOL, value)
+        found.append(int8_pool_wanted())
+    assert found == [False, False, True]
+    monkeypatch.setenv(INT8_POOL, "yes")
+    with pytest.raises(ConfigError, match=f"{INT8_POOL} must be 0 or 1, got 'yes'"):
+        int8_pool_wanted()
 
 
 # --- versions ---

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("sglang.srt", reason="make test-sglang runs this, in an environment with sglang")
 
+from radixstate.integrations.sglang import plugin
 from scenarios import SCENARIOS, NotHereError, Scenario
 from world import BACKEND, PEER, SETTINGS, Setting, World
 
@@ -35,8 +36,9 @@ def test_scenario(scenario: Scenario, setting: Setting) -> None:
 
 
 @pytest.mark.skipif(BACKEND == PEER, reason="it is what is compared with")
-def test_sglangs_own_tree_fails_the_seven_cases_that_are_known() -> None:
-    """So the kit sees what is wrong, and asks nothing that only radixstate does."""
+@pytest.mark.parametrize("our_codec", [False, True], ids=["its own pool", "our codec behind it"])
+def test_sglangs_own_tree_fails_the_seven_cases_that_are_known(our_codec: bool) -> None:
+    """So the kit sees what is wrong, and asks nothing that only radixstate does. Our codec changes nothing of it."""
     command = [
         sys.executable,
         "-m",
@@ -49,7 +51,7 @@ def test_sglangs_own_tree_fails_the_seven_cases_that_are_known() -> None:
     ]
     done = subprocess.run(
         [*command, __file__, "-k", "test_scenario"],
-        env=os.environ | {"RADIXSTATE_KIT": PEER},
+        env=os.environ | {"RADIXSTATE_KIT": PEER, plugin.INT8_POOL: str(int(our_codec))},
         capture_output=True,
         text=True,
         check=False,

@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("sglang.srt", reason="make test-sglang runs this, in an environment with sglang")
 
 import torch
-from radixstate import CheckpointPool, Transfer
+from guards import nobody_reads_tensors
+from radixstate.errors import BudgetError
+from radixstate.integrations.sglang.int8_pool import Int8Pool
 from radixstate.integrations.sglang.pool import bind
 from sglang.srt.mem_cache.mamba_checkpoint_pool import MambaCheckpointPool
 
@@ -58,14 +60,13 @@ def test_codes_scales_windows_and_loaded_states_are_equal(dtype: torch.dtype, fi
         device="cpu",
         temporal_dtype=dtype,
     )
-    active = bind(ours)
-    kept = CheckpointPool(active.spec, SLOTS)
-    moves = Transfer(active, kept)
+    own = Int8Pool(bind(ours).spec, SLOTS, "cpu")
     sources, targets = torch.arange(1, SLOTS + 1), torch.arange(SLOTS, 0, -1)
 
     pool.store_from_active(theirs, sources, targets)
-    assert all(moves.store_at(sources, targets))
-    codes, scales = kept.rows["state"].whole, kept.rows["scale"].whole
+    with nobody_reads_tensors():
+        own.store_from_active(ours, sources, targets)
+    codes, scales = own.states.rows["state"].whole, own.states.rows["scale"].whole
     assert codes is not None
     assert scales is not None
     assert torch.equal(pool.temporal.qdata[:, 1:], codes[:, 1:])
@@ -76,7 +77,26 @@ def test_codes_scales_windows_and_loaded_states_are_equal(dtype: torch.dtype, fi
         each.mamba_cache.temporal.zero_()
         each.mamba_cache.conv[0][:, 1:].zero_()
     pool.load_to_active(theirs, targets, sources)
-    moves.load_at(targets, sources)
+    with nobody_reads_tensors():
+        own.load_to_active(ours, targets, sources)
     assert torch.equal(theirs.mamba_cache.temporal, ours.mamba_cache.temporal)
     assert torch.equal(theirs.mamba_cache.conv[0], ours.mamba_cache.conv[0])
     assert theirs.mamba_cache.conv[0].any()
+
+
+def test_slots_are_handed_out_as_sglang_expects() -> None:
+    pool = Int8Pool(bind(states(torch.bfloat16, FILLS["plain"])).spec, 3, "cpu")
+    taken = pool.alloc(2)
+    assert taken is not None
+    assert (taken.dtype, pool.num_slots, pool.available_size()) == (torch.int64, 3, 1)
+    assert pool.alloc(2) is None
+    pool.free(taken)
+    assert pool.available_size() == 3
+    pool.alloc(3)
+    pool.clear()
+    assert pool.available_size() == 3
+
+
+def test_a_pool_too_large_is_refused_before_it_is_allocated() -> None:
+    with pytest.raises(BudgetError, match="lower checkpoint_slots first"):
+        Int8Pool(bind(states(torch.bfloat16, FILLS["plain"])).spec, 10**11, "cpu")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from radixstate.integrations.sglang import plugin
+from radixstate.integrations.sglang.int8_pool import Int8Pool
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.managers.scheduler_components.invariant_checker import SchedulerInvariantChecker
 from sglang.srt.mem_cache import registry
@@ -23,6 +24,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.common import evict_from_tree_cache, release_kv_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from sglang.test.kits.unified_radix_cache import fixtures
@@ -39,6 +41,7 @@ SLOTS = 2 * ACTIVE
 
 if plugin.NAME not in registry.registered_radix_cache_backends():
     plugin.register()
+    HookRegistry.apply_hooks()
 
 
 def prompt(seed: int, n: int) -> list[int]:
@@ -133,6 +136,8 @@ class World:
         context = context_of(setting, **sizes)
         self.cache = make(context)
         self.kv, self.pool = context.params.token_to_kv_pool_allocator, context.params.req_to_token_pool
+        ours = context.server_args.enable_int8_mamba_checkpoint and plugin.int8_pool_wanted()
+        assert isinstance(self.pool.mamba_ckpt_pool, Int8Pool) == ours
         self.states = self.pool.mamba_pool.mamba_cache
         self.setting, self.page, self.extra = setting, setting.page, setting.extra
         self.capacity = self.kv.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 NAME = "radixstate"
 """What `--radix-cache-backend` selects."""
+
+INT8_POOL = "RADIXSTATE_INT8_POOL"
+"""The variable that turns on the pool for sglang's own tree, with `--enable-int8-mamba-checkpoint`."""
 
 SGLANG = "0.5.23"
 """The surface of sglang's caches is internal and moves with its minor versions."""
@@ -45,7 +49,32 @@ def build(context: Any) -> RadixStateCache:
 
 
 def register() -> None:
-    """Registers the backend. Whether sglang has the right version is asked only when somebody selects it."""
+    """Registers the backend, and the pool for sglang's own tree where the environment asks for it.
+
+    Whether sglang has the right version is asked only when somebody selects one of them.
+
+    Raises:
+        ConfigError: the pool is asked for, and this is another version of sglang.
+    """
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
     register_radix_cache_backend(NAME, build)
+    if int8_pool_wanted():
+        import sglang
+
+        require_version(sglang.__version__)
+        from radixstate.integrations.sglang.int8_pool import install
+
+        install()
+
+
+def int8_pool_wanted() -> bool:
+    """Whether the environment asks for radixstate's codec behind sglang's own tree.
+
+    Raises:
+        ConfigError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get(INT8_POOL) or "0"
+    if value not in ("0", "1"):
+        raise ConfigError(f"{INT8_POOL} must be 0 or 1, got {value!r}")
+    return value == "1"

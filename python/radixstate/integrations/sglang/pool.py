@@ -86,8 +86,9 @@ class PageTable:
     def __init__(self, pages: int, page_size: int, device: torch.device) -> None:
         """Knows the numbers 1..=pages, none of which is mapped."""
         self.page_size = page_size
-        self._pages = torch.zeros(pages + 1, dtype=torch.int64, device=device)
-        self._within = torch.arange(page_size, device=device)
+        with torch.inference_mode(False):  # any mode may write it
+            self._pages = torch.zeros(pages + 1, dtype=torch.int64, device=device)
+            self._within = torch.arange(page_size, device=device)
 
     def on_device(self, numbers: Numbers) -> torch.Tensor:
         """Numbers from the host as int64; the copy is enqueued, nothing waits for it."""
