@@ -103,6 +103,22 @@ class CacheBase(Owner, Generic[Native]):
         """
         return self._native.touch(tokens, namespace)
 
+    def settle(self, *, wait: bool = False) -> None:
+        """Reads what is known by now of states that were stored without a step: whether they are finite.
+
+        Until then they can't be hit, and their pages can't be evicted. Ranks of a group must not poll: what is known
+        by now differs between them.
+
+        Args:
+            wait: for the stores that have not run.
+        """
+        if not self._proofs:
+            return
+        if wait:
+            self._proofs.report(None)
+        else:
+            self._proofs.report_done()
+
     def _proven(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
         """If this prompt could hit a state that is not yet known to be finite, waits until it is known.
 

@@ -24,6 +24,11 @@ class Verdict:
         """Whether `is_finite` waits for nothing."""
         return isinstance(self.store, list)
 
+    @property
+    def done(self) -> bool:
+        """Whether the store has run."""
+        return self.known or bool(getattr(self.store, "done", bool)())
+
     def is_finite(self) -> bool:
         """Waits for the store."""
         return self.store[self.index]
@@ -59,14 +64,26 @@ class Proofs:
 
         A state whose wait raises, or of which nothing is known, counts as not finite. Repeating it changes nothing.
         """
+        for ticket, slot, writer, verdict in self._open():
+            if writer == step:
+                self._report(ticket, slot, verdict)
+
+    def report_done(self) -> None:
+        """Tells the core what is known of states that no open step wrote; waits for nothing."""
+        for ticket, slot, writer, verdict in self._open():
+            if writer is None and verdict is not None and verdict.done:
+                self._report(ticket, slot, verdict)
+
+    def _open(self) -> list[tuple[int, int, int | None, Verdict | None]]:
+        """Ticket, slot and writer of each state that is not known to be finite, and what will be said of it."""
         listed = self._native.unproven()
         verdicts = dict(self.verdicts)
         # Another thread may have completed some and stored the next states in their slots. A slot whose ticket is
         # still open had its own verdict just now.
         still = {ticket for ticket, _, _ in self._native.unproven()}
-        for ticket, slot, writer in listed:
-            if writer == step and ticket in still:
-                self._report(ticket, slot, verdicts.get(slot))
+        return [
+            (ticket, slot, writer, verdicts.get(slot)) for ticket, slot, writer in listed if ticket in still
+        ]
 
     def _report(self, ticket: int, slot: int, verdict: Verdict | None) -> None:
         finite = False

@@ -18,7 +18,7 @@ import torch
 
 from radixstate import _native
 from radixstate.cuda import specialise
-from radixstate.cuda.batch import Batch
+from radixstate.cuda.batch import Batch, Verdicts
 from radixstate.cuda.device import CupyDevice, Device
 from radixstate.cuda.specialise import (
     CHANGING,
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Pairs = Sequence[tuple[int, int]]
+
+
+_NO_SLOT = 2**31 - 1
+"""Past the end of every pool."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,36 @@ class CudaCodec:
         """
         if pairs:
             self._batch("load", pairs, len(pairs)).enqueue()
+
+    def store_at(self, sources: torch.Tensor, targets: torch.Tensor) -> Sequence[bool]:
+        """Encodes active slots into checkpoint slots that int64 (n,) tensors of the device name.
+
+        Raises:
+            TensorError: as `store`.
+            MisuseError: as `store`.
+        """
+        if not len(sources):
+            return []
+        slots = self._table(sources, targets)
+        self.enqueue_store(slots)
+        return Verdicts(len(sources), self._device.fetch(slots[2]))
+
+    def load_at(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Decodes checkpoint slots into active slots that int64 (n,) tensors of the device name.
+
+        Raises:
+            TensorError: as `store`.
+            MisuseError: as `store`.
+        """
+        if len(sources):
+            self.enqueue_load(self._table(sources, targets))
+
+    def _table(self, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Slots for a launch, written by the device itself. Those that an int32 cannot hold become no slot."""
+        slots = self._device.put(np.zeros((3, len(sources)), dtype=np.int32))
+        for row, named in zip(slots, (sources, targets), strict=False):
+            row.copy_(named.clamp(0, _NO_SLOT))
+        return slots
 
     def fill(self, source: int | None, slot: int) -> None:
         """Decodes one checkpoint slot into an active slot; None zeroes it, windows included.
