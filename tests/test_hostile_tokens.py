@@ -1,5 +1,7 @@
 """Tokens that somebody chose to do harm, and keys that tokens alone do not tell apart."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -124,3 +126,28 @@ def test_tokens_that_would_be_those_of_a_digest_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             keys.key(PLACEHOLDERS, spans)
+
+
+COLLECTING = """
+import gc
+from radixstate import SpanKeys
+
+keys = SpanKeys()
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        keys.key([1])
+
+gc.set_threshold(1)
+for _ in range(200):
+    Garbage()
+    keys.key([1, 2], [(0, 1, bytes(16))])
+"""
+
+
+def test_garbage_that_asks_for_a_key_while_a_key_is_made_is_answered() -> None:
+    # In a process of its own: a deadlock there holds the lock of the interpreter.
+    subprocess.run([sys.executable, "-c", COLLECTING], timeout=60, check=True)
