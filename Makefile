@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 NATIVE_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo test test-rust msrv oldest packages test-python bench lint fuzz coverage docs lock ci kernels nvrtc12 gpu clean
+.PHONY: help demo test test-rust msrv oldest packages test-python bench lint fuzz coverage docs lock ci kernels test-sglang nvrtc12 gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ msrv: $(VENV)/.packages ## build and test the Rust crates with the oldest Rust t
 oldest: $(VENV)/.native ## test the front with the oldest Python, torch and NumPy that pyproject.toml promises
 	PYTHON=$(PYTHON) tools/oldest.sh
 
+test-sglang: $(VENV)/.native ## test the backend inside sglang, in a virtual environment of its own
+	tools/sglang.sh $(BIN)/python $(ARGS)
+
 packages: $(VENV)/.packages ## build wheel, source distribution and crates in out/packages, and try each outside the repository
 	$(BIN)/python tools/packages.py
 
@@ -55,7 +58,7 @@ lint: $(VENV)/.native ## formatting, clippy, ruff, types, stub against binary
 	PYO3_PYTHON=$(abspath $(BIN)/python) cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/radixstate
+	$(BIN)/mypy python/radixstate examples
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest radixstate._native
 
 fuzz: $(VENV)/.native ## random operations for FUZZ_SECONDS (default 60) on each side of the binding, and a full load
@@ -76,7 +79,7 @@ lock: $(VENV)/.packages ## write requirements-dev.txt anew from what is installe
 	mv requirements-dev.txt.new requirements-dev.txt
 	touch $(VENV)/.packages
 
-ci: lint msrv oldest packages test ## what CI runs
+ci: lint msrv oldest packages test-sglang test ## what CI runs
 
 kernels: $(VENV)/.native ## registers, spills, shared bytes and access widths of the CUDA kernels, compiled without a GPU
 	$(BIN)/python -m benchmarks.kernels $(ARGS)
@@ -93,5 +96,5 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.native) ## GPU tests and the kernel benchmark;
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu
 
 clean: ## remove everything that was built
-	rm -rf target out $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf target out $(VENV) .venv-oldest .venv-sglang .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python -name '*.so' -delete

@@ -94,7 +94,7 @@ class Watched:
 def failing(cache: PrefixCache, point: str, nth: int = 1) -> Iterator[list[str]]:
     """Raises at the n-th `point`, "before load" or "after load", of a cache and its pools; yields all points passed.
 
-    The point "" never fails. Points are the native calls, and load, store, clear and poison of the states.
+    The point "" never fails. Points are the native calls, and load, fill, store and poison of the states.
     """
     passed: list[str] = []
 
@@ -105,15 +105,13 @@ def failing(cache: PrefixCache, point: str, nth: int = 1) -> Iterator[list[str]]
 
     native, active, transfer = cache._native, cache.active, cache._transfer
     cache._native = Watched(native, tell)
-    watched = [(active, "clear"), (active, "poison"), (transfer, "load"), (transfer, "store")]
-    for pool, name in watched:
-        setattr(pool, name, getattr(Watched(pool, tell), name))
+    codec, transfer.codec = transfer.codec, Watched(transfer.codec, tell)
+    active.poison = Watched(active, tell).poison
     try:
         yield passed
     finally:
-        cache._native = native
-        for pool, name in watched:
-            delattr(pool, name)
+        cache._native, transfer.codec = native, codec
+        del active.poison
 
 
 def start_a_hit(cache: PrefixCache) -> Any:
@@ -195,15 +193,15 @@ BOTH = ("before", "after")
 @pytest.mark.parametrize(
     ("start", "name", "nth"),
     [
-        (start_a_hit, "load", 1),
-        (start_a_hit, "loaded", 1),
-        (start_a_miss, "clear", 1),
-        (start_a_miss, "loaded", 1),
+        (start_a_hit, "fill", 1),
+        (start_a_hit, "start", 1),
+        (start_a_miss, "fill", 1),
+        (start_a_miss, "start", 1),
         (start_with_further_slots, "poison", 1),
         (start_with_further_slots, "poison", 2),
-        (start_with_further_slots, "loaded", 1),
+        (start_with_further_slots, "slots", 1),
         (start_many, "load", 1),
-        (start_many, "clear", 1),
+        (start_many, "fill", 1),
         (start_many, "loaded", 1),
         (start_many, "loaded", 2),
     ],
@@ -282,8 +280,7 @@ def test_an_operation_that_fails_at_any_native_call_gives_its_slots_back(
 @pytest.mark.parametrize("kept", [start_a_hit, start_a_miss])
 def test_a_cache_whose_starts_failed_has_room_for_another(kept: Callable[[PrefixCache], Any]) -> None:
     cache = cached(make())
-    point = "before load" if kept is start_a_hit else "before clear"
-    errors = [fails(cache, lambda: kept(cache), point) for _ in range(3)]
+    errors = [fails(cache, lambda: kept(cache), "before fill") for _ in range(3)]
     assert None not in errors
     with suppress(Injected):
         cache.start(PROMPT).finish()

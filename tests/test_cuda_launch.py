@@ -569,3 +569,42 @@ def test_states_nobody_asks_for_make_room_when_it_runs_out(device: CpuDevice) ->
     assert 0 < device.waits < 20
     assert cache.usage("checkpoint").free == 0
     cache.check()
+
+
+# --- settling ---
+
+
+def test_settling_reads_what_has_run_and_waits_for_nothing(device: CpuDevice) -> None:
+    cache = PrefixCache(SPEC, active_slots=2, kv_pages=8, page_size=4, checkpoint_stride=4)
+    device.lags = True
+    with cache.start(range(9)) as seq:
+        fill(cache.active, seq.slot, seed=1)
+        assert isinstance(seq.checkpoint(8), Stored)
+    cache.settle()
+    assert (cache.usage("checkpoint").evictable, device.waits) == (0, 0)
+    device.lags = False
+    cache.settle()
+    assert (cache.usage("checkpoint").evictable, device.waits) == (1, 1)
+    cache.settle(wait=True)
+    assert device.waits == 1, "it is known"
+
+
+def test_settling_can_wait_and_leaves_what_a_step_wrote_to_its_end(device: CpuDevice) -> None:
+    cache = PrefixCache(SPEC, active_slots=2, kv_pages=16, page_size=4, checkpoint_stride=4)
+    device.lags = True
+    for first in (0, 100):
+        with cache.start(range(first, first + 9)) as seq:
+            fill(cache.active, seq.slot, seed=1)
+            if first:
+                cache.active.state(seq.slot)[0, 0, 0, 0] = torch.nan
+            seq.checkpoint(8)
+    cache.settle(wait=True)
+    assert (cache.usage("checkpoint").evictable, cache.stats().skipped.non_finite) == (1, 1)
+    device.lags = False
+    with cache.step():
+        with cache.start(range(200, 209)) as seq:
+            fill(cache.active, seq.slot, seed=1)
+            seq.checkpoint(8)
+        cache.settle()
+        assert cache.usage("checkpoint").evictable == 1
+    assert cache.usage("checkpoint").evictable == 2

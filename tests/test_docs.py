@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 ENGINE = ROOT / "docs" / "add-an-engine.md"
 MODEL = ROOT / "docs" / "describe-a-model.md"
 LIFE = ROOT / "docs" / "life-of-a-request.md"
+OVERLAP = ROOT / "docs" / "overlap.md"
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("kernels/*.md"), *ROOT.glob("rust/**/*.md")]
 TO_BE_WRITTEN = {"rust/codec/src/format/int4.rs", "kernels/int4.cu", "rust/core/src/policy/cheapest.rs"}
 """Files that a page tells its reader to write."""
@@ -47,10 +48,19 @@ def test_a_picture_that_has_gone_stale_is_found() -> None:
 
 def test_both_loops_of_an_engine_run_and_assert_what_they_reuse() -> None:
     loops = re.findall(r"```python\n(.*?)```", ENGINE.read_text(), re.DOTALL)
-    assert len(loops) == 2
+    assert len(loops) == 3, "two loops, and keys of spans"
     for loop in loops:
         assert "assert " in loop
         exec(loop, {})
+
+
+def test_the_loop_with_steps_in_flight_runs_and_asserts_what_it_stored() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", OVERLAP.read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    assert "assert " in blocks[-1]
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
 
 
 def test_the_specs_of_models_are_what_the_page_says() -> None:

@@ -114,11 +114,17 @@ def test_a_tensor_that_moved_is_named_and_nothing_is_written(
     launched, before = len(device.launches), {key: [t.clone() for t in each] for key, each in tensors.items()}
     layer = len(tensors[name]) - 1
     move(tensors[name][layer])
-    for call in (codec.store, codec.load):
+    calls = [
+        lambda: codec.store([(1, 3)]),
+        lambda: codec.load([(1, 3)]),
+        lambda: codec.fill(1, 3),
+        lambda: codec.fill(None, 3),
+    ]
+    for call in calls:
         with pytest.raises(
             TensorError, match=rf"^{name}.*{'layer 1' if listed else ''}: the tensor's memory"
         ):
-            call([(1, 3)])
+            call()
     assert len(device.launches) == launched
     for key, each in tensors.items():
         same = [i for i in range(len(each)) if (key, i) != (name, layer)]

@@ -2,35 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import product
 
 import pytest
 from native import store
 from radixstate import EngineCache, PrefixCache, SpanKeys, StateSpec, _native
 from radixstate.errors import ConfigError
 
-PAGES = 8192
+from benchmarks.speed.hostile import PAGES, colliding_pages, ordinary_pages
+
 FACTOR = 0xF1357AEA2E62A9C5
 """Of FxHasher, which hashed the first pages once."""
-
-STEPS = (
-    (-5, -8, -1, 0, -9, -4, 1, 5, 5, 7, -1, 3, 0, -5, 1, -9),
-    (14, -3, -1, -5, -4, -1, -2, 7, -8, -3, -7, 3, -2, 4, -2, 2),
-    (2, -8, -11, 3, 5, 5, -5, -5, 7, -8, 6, 4, 3, 1, 2, 3),
-)
-"""Short vectors that a lattice reduction finds in a tenth of a second: adding one to a page keeps its FxHash."""
-
-
-def hostile_pages() -> Iterator[list[int]]:
-    """Pages of ordinary tokens that all had one hash."""
-    times = range(round(PAGES ** (1 / 3)) + 1)
-    for _, factors in zip(range(PAGES), product(times, repeat=3), strict=False):
-        moves = (sum(n * s for n, s in zip(factors, step, strict=True)) for step in zip(*STEPS, strict=True))
-        yield [50_000 + move for move in moves]
-
-
-def ordinary_pages() -> Iterator[list[int]]:
-    return ([50_000 + 16 * i + j for j in range(16)] for i in range(PAGES))
 
 
 def fxhash(page: list[int]) -> int:
@@ -57,8 +38,8 @@ def seconds(call: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def test_the_hostile_pages_would_collide_under_a_known_hash() -> None:
-    pages = list(hostile_pages())
+def test_the_colliding_pages_would_collide_under_a_known_hash() -> None:
+    pages = list(colliding_pages())
     assert len({tuple(page) for page in pages}) == PAGES
     assert len({fxhash(page) for page in pages}) == 1
 
@@ -66,7 +47,7 @@ def test_the_hostile_pages_would_collide_under_a_known_hash() -> None:
 # A ratio of times, so generous: colliding pages were 30 times slower at this number, and slower still at more.
 def test_pages_chosen_against_a_known_hash_cost_what_others_cost() -> None:
     took = []
-    for pages in (ordinary_pages(), hostile_pages()):
+    for pages in (ordinary_pages(), colliding_pages()):
         cache, prompts = holding(pages)
         asked = prompts[:: len(prompts) // 500]
 

@@ -91,6 +91,52 @@ def test_a_token_out_of_range_is_named(tokens: Any, position: int, value: int) -
     assert cache.length(started.sequence) == 9
 
 
+class Index:
+    """An integer that runs code when it is read."""
+
+    def __init__(self, value: int, code: Callable[[], object] = lambda: None) -> None:
+        self._value, self._code = value, code
+
+    def __index__(self) -> int:
+        self._code()
+        return self._value
+
+
+class Subclass(int):
+    """An `int` as well."""
+
+
+def test_a_list_may_hold_integers_of_every_kind() -> None:
+    cache = make()
+    mixed: list[Any] = [0, 2**32 - 1, True, np.int64(7), Subclass(8), Index(9), 10]
+    assert cache.tokens(cache.start(mixed).sequence) == [0, 2**32 - 1, 1, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("value", [-1, 2**32, -(2**63), 2**64, 2**5000, Index(-1), Subclass(2**32)])
+@pytest.mark.parametrize("before", [[], [1, 2], [1, Index(2)]], ids=["first", "third", "behind an index"])
+def test_a_list_says_where_a_number_is_out_of_range(value: Any, before: list[Any]) -> None:
+    with pytest.raises(_native.TokenRangeError, match=f"at position {len(before)} is outside"):
+        make().lookup([*before, value, 5])
+
+
+@pytest.mark.parametrize("value", [None, 1.0, "1", b"1"])
+def test_a_list_with_something_else_than_an_integer_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError):
+        make().lookup([1, value])
+
+
+def test_a_list_that_its_own_items_change_while_it_is_read_gives_what_was_there() -> None:
+    cache = make()
+    shrinking: list[Any] = [1, 2, 3, 4, 5, 6]
+    shrinking[2] = Index(3, lambda: shrinking.__delitem__(slice(4, None)))
+    growing: list[Any] = [1, 2]
+    growing[1] = Index(2, lambda: growing.append(3))
+    emptied: list[Any] = [1, 2, 3]
+    emptied[0] = Index(1, emptied.clear)
+    for tokens, expected in ((shrinking, [1, 2, 3, 4]), (growing, [1, 2, 3]), (emptied, [1])):
+        assert cache.tokens(cache.start(tokens).sequence) == expected
+
+
 EXPECTED = "native int32, int64, uint32 or uint64 expected, got"
 UNFIT: list[tuple[Any, str]] = [
     (b"abcd", f"{EXPECTED} B"),

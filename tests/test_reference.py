@@ -1,11 +1,28 @@
 """The reference against hand-worked cases: the oracle must not need an oracle."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
+from radixstate.reference.base import ReferenceBase
 from radixstate.reference.cache import ReferenceCache
 from radixstate.reference.codec import decode, encode, scale_dtype
-from radixstate.reference.records import Misuse, NeverFits, Pending, Running, Shortage, Skipped, Stored
+from radixstate.reference.engine import ReferenceEngineCache
+from radixstate.reference.records import (
+    Extended,
+    Lease,
+    Misuse,
+    NeverFits,
+    Pending,
+    Published,
+    Running,
+    Shortage,
+    Skipped,
+    Stored,
+)
 
+PROMPT = list(range(1, 10))
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -30,8 +47,28 @@ def run(cache: ReferenceCache, tokens: list[int], depth: int, *, no_read: bool =
 
 
 def store(cache: ReferenceCache, seq: Running, depth: int) -> Stored | Skipped:
-    pending = cache.reserve_checkpoint(seq, depth, seq.slots[0] if seq.slots else None)
+    pending = cache.reserve_checkpoint(seq, depth, seq.slots[0])
     return pending if isinstance(pending, Skipped) else cache.commit(seq, pending)
+
+
+def engine_cache(**changes: Any) -> ReferenceEngineCache:
+    sizes = {"page_size": 2, "checkpoint_stride": 4, "kv_pages": 8, "checkpoint_slots": 2}
+    return ReferenceEngineCache(**(sizes | changes))
+
+
+def lease(cache: ReferenceBase, tokens: list[int]) -> Lease:
+    """One whose state was loaded."""
+    leased = cache.lease(cache.lookup(tokens))
+    cache.lease_loaded(leased)
+    return leased
+
+
+def publish(
+    cache: ReferenceEngineCache, leased: Lease, tokens: list[int], pages: Sequence[int] = ()
+) -> Published:
+    pending = cache.reserve(leased, tokens, pages)
+    assert isinstance(pending, Pending)
+    return cache.publish(leased, tokens, pages, pending)
 
 
 def test_a_hit_leaves_the_last_token_to_compute() -> None:
@@ -273,21 +310,127 @@ def test_claiming_filling_and_shrinking() -> None:
 
 
 def test_an_engine_learns_what_was_adopted_and_what_was_evicted() -> None:
-    cache = small_cache(kv_external=True, active_external=True)
-    lease = cache.lease(cache.lookup([1, 2, 3, 4, 5]))
-    other = cache.lease(cache.lookup([1, 2, 3, 4, 5]))
-    first = cache.publish(lease, [1, 2, 3, 4], [3, 5], cache.reserve(lease, [1, 2, 3, 4]))
-    assert (first.canonical, first.duplicates) == ([3, 5], [])
-    pending = cache.reserve(other, [1, 2, 3, 4, 5, 6, 7, 8])
+    cache = engine_cache()
+    first, second = lease(cache, PROMPT), lease(cache, PROMPT)
+    assert publish(cache, first, PROMPT[:4], [3, 5]).replaced is None
     with pytest.raises(Misuse, match="page_ownership"):
-        cache.publish(other, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4], pending)
-    longer = cache.publish(other, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 7, 8], pending)
-    assert (longer.canonical, longer.duplicates) == ([3, 5, 7, 8], [1, 2])
-    cache.release(lease)
-    cache.release(other)
+        cache.reserve(second, PROMPT[:8], [1, 2, 3, 4])
+    longer = publish(cache, second, PROMPT[:8], [1, 2, 7, 8])
+    assert (longer.replaced, cache.lease_pages(second)) == ((0, 4), [3, 5, 7, 8]), "1 and 2 stay the engine's"
+    cache.release(first)
+    cache.release(second)
     cache.evict("kv", 4)
-    assert sorted(cache.take_freed("kv")) == [3, 5, 7, 8]
-    assert cache.take_freed("kv") == []
+    assert sorted(cache.take_freed()) == [3, 5, 7, 8]
+    assert cache.take_freed() == []
+
+
+def test_numbers_are_the_lowest_that_the_engine_knows_to_be_free() -> None:
+    cache = engine_cache(owner="logical")
+    first, second = lease(cache, PROMPT), lease(cache, PROMPT)
+    publish(cache, first, PROMPT[:4])
+    assert cache.lease_pages(first) == [1, 2]
+    assert publish(cache, second, PROMPT[:8]).replaced == (0, 4)
+    assert cache.lease_pages(second) == [1, 2, 5, 6], "3 and 4 were for pages that were cached already"
+    third = lease(cache, [9] * 9)
+    cache.extend(third, [9] * 4)
+    assert cache.lease_pages(third) == [3, 4]
+    cache.release(third)
+    assert cache.usage("kv") == (8, 2, 0, 0, 4, 0, 2)
+    with pytest.raises(Misuse, match="too_many_pages"):
+        cache.extend(lease(cache, [8] * 9), [8] * 6)
+    assert cache.take_freed() == [3, 4]
+    assert cache.usage("kv").free == 4
+
+
+def test_pages_are_shared_without_a_state_while_somebody_leases_them() -> None:
+    cache = engine_cache()
+    leased = lease(cache, PROMPT)
+    assert cache.extend(leased, PROMPT[:6], [1, 2, 3]) == Extended(None, None)
+    assert (cache.lookup(PROMPT).kv_length, cache.lookup(PROMPT).reason) == (6, "no_state")
+    with pytest.raises(Misuse, match="unaligned"):
+        cache.extend(leased, PROMPT[:7], [])
+    with pytest.raises(Misuse, match="prefix_mismatch"):
+        cache.extend(leased, PROMPT[::-1][:8], [4])
+    pending = cache.reserve(leased, PROMPT[:4])
+    assert isinstance(pending, Pending)
+    assert isinstance(cache.attach(leased, PROMPT[:4], pending), Stored)
+    cache.release(leased)
+    assert cache.take_freed() == [3], "no state stands on the last page"
+    assert cache.lookup(PROMPT).length == 4
+
+
+def test_a_state_is_attached_to_what_is_leased_alone() -> None:
+    cache = engine_cache(owner="logical")
+    leased, other = lease(cache, PROMPT), lease(cache, PROMPT)
+    cache.extend(leased, PROMPT[:4])
+    pending = cache.reserve(leased, PROMPT[:8])
+    assert isinstance(pending, Pending)
+    with pytest.raises(Misuse, match="length_mismatch"):
+        cache.attach(leased, PROMPT[:8], pending)
+    with pytest.raises(Misuse, match="not_your_pending"):
+        cache.publish(other, PROMPT[:8], [], pending)
+    assert (cache.lookup(PROMPT).kv_length, cache.usage("kv").free) == (4, 6)
+
+
+def test_pages_that_a_step_is_writing_are_not_shared_and_go_with_it() -> None:
+    cache = engine_cache()
+    step = cache.begin_step()
+    writer, late = lease(cache, PROMPT), lease(cache, PROMPT)
+    cache.extend(writer, PROMPT[:4], [1, 2])
+    not_yet = Skipped("not_ready")
+    assert cache.extend(late, PROMPT[:4], [3, 4]) == Extended(not_yet, None)
+    assert cache.reserve(late, PROMPT[:4], [3, 4]) == not_yet
+    cache.extend(writer, PROMPT[:6], [5])
+    cache.release(writer)
+    assert cache.usage("kv").pinned == 3, "they are being written"
+    cache.retire_step(step, failed=True)
+    assert cache.lookup(PROMPT).kv_length == 0
+    assert sorted(cache.take_freed()) == [1, 2, 5]
+    assert cache.extend(late, PROMPT[:4], [3, 4]) == Extended(None, None)
+
+
+def test_a_lease_of_pages_that_a_step_lost_shares_nothing_more() -> None:
+    cache = engine_cache()
+    step = cache.begin_step()
+    leased = lease(cache, PROMPT)
+    cache.extend(leased, PROMPT[:4], [1, 2])
+    cache.retire_step(step, failed=True)
+    assert cache.extend(leased, PROMPT[:6], [3]) == Extended(Skipped("reset"), None)
+    assert (cache.lease_pages(leased), cache.usage("kv").pinned) == ([1, 2], 2)
+
+
+def test_pages_that_wait_for_a_proof_are_kept_after_their_lease_has_ended() -> None:
+    cache = engine_cache()
+    first, second = lease(cache, PROMPT), lease(cache, PROMPT[::-1])
+    pending = cache.reserve(first, PROMPT[:4], [1, 2])
+    assert isinstance(pending, Pending)
+    stored = cache.publish(first, PROMPT[:4], [1, 2], pending, proven=False).outcome
+    assert isinstance(stored, Stored)
+    cache.extend(second, PROMPT[::-1][:4], [3, 4])
+    cache.release(second)
+    assert (cache.usage("kv").pinned, cache.take_freed()) == (4, [])
+    assert stored.ticket
+    cache.complete(stored.ticket, finite=True)
+    assert (cache.usage("kv").pinned, cache.take_freed()) == (2, [3, 4])
+
+
+def test_slots_of_a_lease_come_back_with_it_or_earlier() -> None:
+    cache = engine_cache(active_slots=2)
+    leased, other = lease(cache, PROMPT), lease(cache, PROMPT)
+    assert [cache.take_slot(leased), cache.take_slot(leased)] == [1, 2]
+    with pytest.raises(NeverFits):
+        cache.take_slot(leased)
+    with pytest.raises(Shortage):
+        cache.take_slot(other)
+    with pytest.raises(Misuse, match="not_your_slot"):
+        cache.give_back_slot(other, 1)
+    cache.give_back_slot(leased, 1)
+    assert cache.take_slot(other) == 1
+    step = cache.begin_step()
+    cache.release(leased)
+    assert cache.usage("active") == (2, 0, 1, 0, 0, 1, 0)
+    cache.retire_step(step)
+    assert cache.usage("active").free == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

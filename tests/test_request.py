@@ -6,12 +6,12 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from native import PROMPT, make, running
-from radixstate import Namespace, StartRequest
+from radixstate import Namespace, PrefixCache, StartRequest, StateSpec
 from radixstate.errors import MisuseError, TensorError
 
 NAMESPACES = [Namespace(), Namespace(7, "tenant \u00e9\U0001f600", 2**64 - 1), Namespace(tenant="")]
@@ -87,6 +87,21 @@ def test_a_tenant_is_any_text() -> None:
 def test_a_pools_name_that_is_not_text_is_none_of_them() -> None:
     with pytest.raises(MisuseError, match="is none of 'kv', 'active', 'checkpoint'"):
         make().usage("kv\ud800")  # type: ignore[arg-type]
+
+
+def test_the_pool_of_checkpoints_is_named_in_the_singular_or_the_plural() -> None:
+    """As `cache.checkpoints` and `stats().bytes.checkpoints` are. Answers and errors keep to `checkpoint`."""
+    spec = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
+    front = PrefixCache(
+        spec, active_slots=1, checkpoint_slots=3, kv_pages=8, page_size=4, checkpoint_stride=4
+    )
+    for cache in (make(), front):
+        assert cache.usage("checkpoints") == cache.usage("checkpoint") != cache.usage("kv")
+    names: tuple[Literal["checkpoint", "checkpoints"], ...] = ("checkpoint", "checkpoints")
+    for name in names:
+        with front.start([1, 2, 3, 4, 5]) as seq:
+            seq.checkpoint(4)
+        assert front.evict(name, 1).as_dict() == {"kv": 1, "checkpoints": 1}
 
 
 # --- ctypes: buffers without strides ---

@@ -308,11 +308,12 @@ def test_requests_and_both_sides_of_the_boundary_are_measured(monkeypatch: pytes
 
 def test_the_front_is_measured_beside_the_native_layer() -> None:
     found = layers.front(OURS, documents=16)
-    assert {figure.name for figure in found if figure.of == "native"} == {
-        "lookup",
-        "start",
-        "checkpoint",
-        "finish",
+    beside = {figure.name for figure in found if figure.of == "native"}
+    assert beside == set(layers.FRONT)
+    assert {figure.name for figure in found if not figure.of} == {
+        *beside,
+        "start_many of 16, each",
+        "checkpoint_many of 16, each",
     }
 
 
@@ -452,7 +453,7 @@ def test_a_kept_run_refreshes_the_results_and_the_page(
     assert "ours 9.9" in table.PAGE.read_text()
     shown = capsys.readouterr().out
     assert "Not there: tokenspeed: TOKENSPEED is not set; sglang-old: W1 failed." in shown
-    assert "0 of 1 bounds missed; 74 without a figure" in shown
+    assert "0 of 1 bounds missed; 76 without a figure" in shown
 
 
 def test_a_run_that_misses_a_bound_fails(

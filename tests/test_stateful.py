@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import radixstate.testing
 import torch
-from radixstate import Lease, PrefixCache, Sequence, StateSpec, Stored
+from radixstate import EngineCache, Lease, PrefixCache, Sequence, StateSpec, Stored
 from radixstate.errors import NotYourSlotError, OutOfSlotsError, SlotError
 from radixstate.reference.cache import ReferenceCache
 from radixstate.testing import (
+    NAMESPACES,
     CheckedCache,
+    CheckedEngineCache,
     CheckedLease,
     CheckedSequence,
     Disagreement,
@@ -20,6 +22,7 @@ from radixstate.testing import (
     SchedulerMachine,
 )
 from radixstate.testing.base_machine import pattern
+from radixstate.testing.pages import EnginePages
 
 SECONDS = float(os.environ.get("RADIXSTATE_FUZZ_SECONDS", "0")) / 2  # the two machines share them
 ROUND = 25 if SECONDS else 150  # examples: short rounds end when they should
@@ -32,12 +35,17 @@ def make(**changes: Any) -> CheckedCache:
     return CheckedCache(SPEC, **(sizes | changes))
 
 
+def make_engine(**changes: Any) -> CheckedEngineCache:
+    sizes = {"active_slots": 3, "checkpoint_slots": 2, "kv_pages": 12, "page_size": 2, "checkpoint_stride": 4}
+    return CheckedEngineCache(SPEC, **(sizes | changes))
+
+
 @pytest.fixture
 def cache() -> CheckedCache:
     return make()
 
 
-def compute(cache: CheckedCache, slot: int, value: float = 1.0) -> None:
+def compute(cache: CheckedCache | CheckedEngineCache, slot: int, value: float = 1.0) -> None:
     """Stands for the model."""
     cache.active.state(slot).fill_(value)
 
@@ -54,7 +62,7 @@ def test_a_scheduler_and_the_reference_agree(figures: Figures) -> None:
     figures.fuzz(SchedulerMachine, examples=ROUND, seconds=SECONDS)
 
 
-def test_an_engine_with_its_own_allocators_and_the_reference_agree(figures: Figures) -> None:
+def test_an_engine_that_allocates_its_pages_and_the_reference_agree(figures: Figures) -> None:
     figures.fuzz(EngineMachine, examples=ROUND, seconds=SECONDS)
 
 
@@ -64,10 +72,11 @@ def test_no_call_that_changes_something_goes_unchecked() -> None:
         for checked, plain in (
             (CheckedCache, PrefixCache),
             (CheckedSequence, Sequence),
+            (CheckedEngineCache, EngineCache),
             (CheckedLease, Lease),
         )
-        for name, member in vars(plain).items()
-        if callable(member) and not name.startswith("_") and name not in vars(checked)
+        for name in dir(plain)
+        if callable(getattr(plain, name)) and not name.startswith("_") and name not in dir(checked)
     }
     reads = {"check", "copy_pages", "digest", "draw", "legal_depth", "pieces", "stats", "usage"}
     assert unchecked == reads
@@ -137,12 +146,13 @@ def test_what_nobody_owns_is_nan(cache: CheckedCache) -> None:
 
 def test_a_state_of_another_prefix_is_found(cache: CheckedCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cached(cache)
-    fill = cache.library._transfer.load
+    codec = cache.library._transfer.codec
 
-    def load_the_other(pairs: Any) -> None:
-        fill([(3 - source, slot) for source, slot in pairs])
+    class OfTheOther:
+        def fill(self, source: int, slot: int) -> None:
+            codec.fill(3 - source, slot)
 
-    monkeypatch.setattr(cache.library._transfer, "load", load_the_other)
+    monkeypatch.setattr(cache.library._transfer, "codec", OfTheOther())
     with pytest.raises(Disagreement, match="active slot 1 does not hold the state of"):
         cache.start(PROMPT)
 
@@ -162,7 +172,7 @@ def test_ranks_that_diverged_are_found(cache: CheckedCache) -> None:
 
 
 def test_a_slot_beyond_the_pool_holds_up_no_checkpoint() -> None:
-    cache = make(external=True)
+    cache = make_engine()
     lease = cache.lease(cache.lookup(PROMPT))
     with pytest.raises(SlotError) as kept:
         lease.publish(PROMPT[:4], source=9, pages=[1, 2])
@@ -176,10 +186,92 @@ def test_a_wrong_state_among_several_holds_up_no_checkpoint(cache: CheckedCache)
     assert (kept.value.__traceback__ is not None, cache.usage("checkpoint").held) == (True, 0)
 
 
+def leased(cache: CheckedEngineCache, prompt: list[int] = PROMPT) -> CheckedLease:
+    """One whose state was loaded into slot 2."""
+    lease = cache.lease(cache.lookup(prompt))
+    lease.load(2)
+    return lease
+
+
+@pytest.mark.parametrize("logical", [False, True])
+def test_a_checked_cache_of_an_engine_answers_as_a_cache_does(logical: bool) -> None:
+    cache = make_engine(logical=logical)
+    compute(cache, 1)
+    with leased(cache) as lease:
+        made = lease.publish(PROMPT[:4], source=1, pages=None if logical else [2, 1])
+        assert (isinstance(made.outcome, Stored), lease.depth, len(lease.pages)) == (True, 4, 2)
+        assert lease.extend(PROMPT[:8], None if logical else [5, 6]).replaced is None
+        assert isinstance(lease.attach(PROMPT[:8], source=1), Stored)
+    with leased(cache) as lease:
+        assert (lease.match.length, lease.pages) == (8, [1, 2, 3, 4] if logical else [2, 1, 5, 6])
+    cache.evict("kv", 4)
+    assert sorted(cache.take_freed()) == ([1, 2, 3, 4] if logical else [1, 2, 5, 6])
+
+
+def test_a_slot_that_a_lease_gave_back_is_nobodys() -> None:
+    cache = make_engine(own_slots=True)
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        slot = lease.take_slot()
+        assert (slot, cache.active.state(slot).isnan().all()) == (1, True)
+        lease.give_back_slot(slot)
+    compute(cache, slot)
+    with pytest.raises(Disagreement, match=r"^active slot 1 was written while nobody owned it$"):
+        cache.lookup(PROMPT)
+
+
+def test_another_number_than_the_references_is_found() -> None:
+    cache = make_engine(logical=True)
+    lease = leased(cache)
+    cache.reference.pools["kv"].free.reverse()
+    with pytest.raises(Disagreement, match=r"^pages of a lease: \[1, 2\], expected \[12, 11\]$"):
+        lease.extend(PROMPT[:4])
+
+
+def pages_of_an_engine(logical: bool) -> tuple[EnginePages, list[int]]:
+    """Two pages that the cache has, as it calls them."""
+    pages = EnginePages(make_engine(logical=logical))
+    ids = [7, 8] if logical else [1, 2]
+    pages.hand_over(pages.compute(NAMESPACES[0], PROMPT[:4], 0), ids, None)
+    return pages, ids
+
+
+@pytest.mark.parametrize("logical", [False, True])
+def test_pages_hold_the_tokens_that_they_were_computed_from(logical: bool) -> None:
+    pages, ids = pages_of_an_engine(logical)
+    pages.require(ids, NAMESPACES[0], PROMPT)
+    with pytest.raises(Disagreement, match="does not hold the tokens up to 4"):
+        pages.require(ids, NAMESPACES[0], [*PROMPT[:3], 9])
+    with pytest.raises(Disagreement, match="does not hold the tokens up to 2"):
+        pages.require(ids, NAMESPACES[1], PROMPT)
+    pages.take_back(ids[1:])
+    with pytest.raises(Disagreement, match="does not hold the tokens up to 4"):
+        pages.require(ids, NAMESPACES[0], PROMPT)
+
+
+def test_replaced_pages_stay_with_the_engine_and_hold_nothing() -> None:
+    pages, ids = pages_of_an_engine(logical=True)
+    mine = pages.compute(NAMESPACES[0], PROMPT[:6], 0)
+    pages.hand_over(mine, [*ids, 9], (0, 4))
+    pages.require([*ids, 9], NAMESPACES[0], PROMPT)
+    assert set(mine[:2]) <= set(pages.free)
+
+
+def test_a_number_that_is_given_before_it_was_taken_back_is_found() -> None:
+    pages, ids = pages_of_an_engine(logical=True)
+    with pytest.raises(Disagreement, match=r"^number 7 names a page before the engine took it back$"):
+        pages.hand_over(pages.compute(NAMESPACES[0], PROMPT[:2], 0), ids[:1], None)
+
+
+def test_a_page_that_the_cache_calls_by_another_id_is_found() -> None:
+    pages, _ = pages_of_an_engine(logical=False)
+    with pytest.raises(Disagreement, match=r"^the engine gave page 3, and the cache calls it 4$"):
+        pages.hand_over(pages.compute(NAMESPACES[0], PROMPT[:2], 0), [4], None)
+
+
 @pytest.mark.parametrize("layout", ["v_last", "k_last"])
 def test_patterns_tell_prefixes_apart_and_survive_int8(layout: Any) -> None:
     spec = StateSpec(layers=2, heads=1, d_k=2, d_v=3, dtype="bfloat16", layout=layout)
-    keys = [(radixstate.testing.NAMESPACES[0], tuple(PROMPT[:n])) for n in range(9)]
+    keys = [(NAMESPACES[0], tuple(PROMPT[:n])) for n in range(9)]
     states = [pattern(spec, key)[0] for key in keys]
     assert len({state.numpy().tobytes() for state in states}) == 9
     v_axis = -1 if layout == "v_last" else -2

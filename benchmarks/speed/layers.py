@@ -7,6 +7,7 @@ import os
 import subprocess
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,10 +102,20 @@ def read_criterion(folder: Path) -> list[Figure]:
     ]
 
 
-def front(backend: Backend, documents: int = 2048) -> list[Figure]:
+FRONT = {
+    "lookup": ("lookup",),
+    "start + finish, a miss": ("start a miss", "finish a miss"),
+    "start + finish, a hit": ("start a hit", "finish a hit"),
+    "checkpoint": ("checkpoint",),
+    "evict one state": ("evict state",),
+}
+"""Figures of the front, and the calls each is made of."""
+
+
+def front(backend: Backend, documents: int = 4096) -> list[Figure]:
     """What `PrefixCache` adds to the native layer. States have one element, so that nothing is left to encode.
 
-    Documents of 1000 tokens, stored and then asked for with 8 tokens behind, in turns by both layers.
+    The documents of W1, each stored and then asked for with 8 tokens behind, in turns by both layers; half are evicted.
     """
     size = Size(documents * 1000 + 50_000, documents)
     cache, native = _prefix_cache(size), backend.make(size)
@@ -114,19 +125,25 @@ def front(backend: Backend, documents: int = 2048) -> list[Figure]:
     asks = [key + workloads.tokens(rng, 8) for key in keys]
     for key, ask in zip(keys, asks, strict=True):
         _by_front(cache, front_clock, key, ask)
-        native.store(native_clock, key, 0, None)
-        native_clock("lookup", native.match, ask)
-    for first in range(0, documents, BATCH):
-        _by_batch(cache, batches, asks[first : first + BATCH])
-    kinds = {"lookup": "lookup", "start": "start", "checkpoint": "insert", "finish": "finish"}
+        _by_native(native, native_clock, key, ask)
+    for _ in range(documents // 2):
+        front_clock("evict state", cache.evict, "checkpoint", 1)
+        native_clock("evict state", native.evict_states, 1)
+    kept = asks[documents // 2 :]  # what was evicted is what was hit the longest ago
+    for first in range(0, len(kept), BATCH):
+        _by_batch(cache, batches, kept[first : first + BATCH])
     return [
-        *(Figure("front", kind, front_clock.mean_us(kind), "us") for kind in kinds),
-        *(Figure("front", kind, native_clock.mean_us(own), "us", of="native") for kind, own in kinds.items()),
+        *(_sum_of(front_clock, name) for name in FRONT),
+        *(replace(_sum_of(native_clock, name), of="native") for name in FRONT),
         *(
             Figure("front", f"{kind} of {BATCH}, each", batches.mean_us(kind) / BATCH, "us")
             for kind in ("start_many", "checkpoint_many")
         ),
     ]
+
+
+def _sum_of(clock: Clock, name: str) -> Figure:
+    return Figure("front", name, sum(map(clock.mean_us, FRONT[name])), "us")
 
 
 def _prefix_cache(size: Size) -> PrefixCache:
@@ -141,10 +158,22 @@ def _prefix_cache(size: Size) -> PrefixCache:
 
 
 def _by_front(cache: PrefixCache, clock: Clock, key: Keys, ask: Keys) -> None:
-    sequence = clock("start", cache.start, key)
-    clock("checkpoint", sequence.checkpoint)
-    clock("finish", sequence.finish)
+    missing = clock("start a miss", cache.start, key)
+    clock("checkpoint", missing.checkpoint)
+    clock("finish a miss", missing.finish)
     clock("lookup", cache.lookup, ask)
+    hitting = clock("start a hit", cache.start, ask)
+    clock("finish a hit", hitting.finish)
+
+
+def _by_native(cache: Ours, clock: Clock, key: Keys, ask: Keys) -> None:
+    """The same calls, without a tensor."""
+    missing = clock("start a miss", cache.start, key)
+    clock("checkpoint", cache.insert, missing, len(key))
+    clock("finish a miss", cache.finish, missing.sequence)
+    clock("lookup", cache.match, ask)
+    hitting = clock("start a hit", cache.start, ask)
+    clock("finish a hit", cache.finish, hitting.sequence)
 
 
 def _by_batch(cache: PrefixCache, clock: Clock, asks: list[Keys]) -> None:

@@ -1,5 +1,5 @@
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, final
+from typing import Any, ClassVar, Literal, Protocol, SupportsIndex, TypeAlias, final
 
 from typing_extensions import disjoint_base
 
@@ -65,7 +65,8 @@ __all__ = [
 
 __version__: str
 
-_PoolName: TypeAlias = Literal["kv", "active", "checkpoint"]
+_Pool: TypeAlias = Literal["kv", "active", "checkpoint"]
+_PoolName: TypeAlias = _Pool | Literal["checkpoints"]
 _Reason: TypeAlias = Literal["hit", "no_prefix", "no_state", "unaligned", "not_ready"]
 _SkipReason: TypeAlias = Literal[
     "duplicate", "no_room", "not_aligned", "not_ready", "no_store", "non_finite", "reset"
@@ -73,17 +74,20 @@ _SkipReason: TypeAlias = Literal[
 # Fastest: a contiguous 1-d buffer (numpy, array.array, ctypes, memoryview) or CPU tensor of 32- or 64-bit integers.
 _Tokens: TypeAlias = Iterable[int]
 
+class _Codec(Protocol):
+    def fill(self, source: int | None, slot: int) -> None: ...
+
 class CacheError(Exception): ...
 
 class OutOfSlotsError(CacheError):
-    pool: _PoolName
+    pool: _Pool
     wanted: int
     free: int
     evictable: int
     retiring: int
 
 class NeverFitsError(CacheError):
-    pool: _PoolName
+    pool: _Pool
     wanted: int
     capacity: int
 
@@ -442,12 +446,12 @@ class Cache(CacheBase):
         self,
         tokens: _Tokens,
         namespace: Namespace | None = None,
-        *,
         reserve: int | None = None,
         max_length: int | None = None,
         no_read: bool = False,
         no_store: bool = False,
         slots: int = 1,
+        codec: _Codec | None = None,
     ) -> Started: ...
     def start_many(self, requests: Iterable[StartRequest]) -> list[Started | CacheError]: ...
     def loaded(self, sequence: SequenceHandle) -> None: ...
@@ -532,6 +536,7 @@ class CodecPlan:
     ) -> CodecPlan: ...
     def store(self, pairs: Sequence[tuple[int, int]], threads: int | None = None) -> list[bool]: ...
     def load(self, pairs: Sequence[tuple[int, int]], threads: int | None = None) -> None: ...
+    def fill(self, source: int | None, slot: int) -> None: ...
 
 @final
 class HeldTensors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import index
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, TypeVarTuple
 
 from radixstate import _native
 from radixstate._native import CacheBase as NativeBase
@@ -25,7 +25,9 @@ from radixstate.transfer import Transfer
 if TYPE_CHECKING:
     from radixstate._native import PendingHandle
 
-PoolName = Literal["kv", "active", "checkpoint"]
+PoolName = Literal["kv", "active", "checkpoint", "checkpoints"]
+"""What a call takes. The last two are one pool, which answers and errors call `checkpoint`."""
+Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 Native = TypeVar("Native", bound=NativeBase)
 
@@ -85,7 +87,8 @@ class CacheBase(Owner, Generic[Native]):
         """
         if whole and max_length is not None:
             raise ConfigError(f"whole=True finds all tokens, max_length={max_length} contradicts it")
-        tokens = self._proven(tokens, namespace, max_length)
+        if self._proofs.verdicts:
+            tokens = self._proven(tokens, namespace, max_length)
         if whole:
             return self._native.lookup_whole(tokens, namespace)
         return self._native.lookup(tokens, namespace=namespace, max_length=max_length)
@@ -100,6 +103,22 @@ class CacheBase(Owner, Generic[Native]):
         """
         return self._native.touch(tokens, namespace)
 
+    def settle(self, *, wait: bool = False) -> None:
+        """Reads what is known by now of states that were stored without a step: whether they are finite.
+
+        Until then they can't be hit, and their pages can't be evicted. Ranks of a group must not poll: what is known
+        by now differs between them.
+
+        Args:
+            wait: for the stores that have not run.
+        """
+        if not self._proofs:
+            return
+        if wait:
+            self._proofs.report(None)
+        else:
+            self._proofs.report_done()
+
     def _proven(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
         """If this prompt could hit a state that is not yet known to be finite, waits until it is known.
 
@@ -112,22 +131,15 @@ class CacheBase(Owner, Generic[Native]):
             self._proofs.report(None)
         return tokens
 
-    def _with_room(self, call: Callable[[], T]) -> T:
+    def _with_room(self, call: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         """Makes a call that takes slots. If there are too few, reads the proofs that are out, and calls again."""
         try:
-            return call()
+            return call(*arguments)
         except OutOfSlotsError:
             if not self._proofs:
                 raise
             self._proofs.report(None)
-            return call()
-
-    def _fill(self, source: int | None, slot: int) -> None:
-        """Makes an active slot hold a cached state, or the empty one."""
-        if source is None:
-            self.active.clear(slot)
-        else:
-            self._transfer.load([(source, slot)])
+            return call(*arguments)
 
     def _with_slot(
         self, reserved: PendingHandle | _native.Skipped, again: Callable[[], PendingHandle | _native.Skipped]
@@ -162,7 +174,12 @@ class CacheBase(Owner, Generic[Native]):
         return outcome
 
     def evict(self, pool: PoolName, n: int) -> Freed:
-        """Frees at least `n` units of a pool if it can. Says what it really freed; that is usable at once."""
+        """Frees at least `n` units of a pool if it can. Says what it really freed; that is usable at once.
+
+        Args:
+            pool: `kv` or `checkpoint`; of `active` nothing can be evicted.
+            n: pages, or states.
+        """
         if self._proofs:
             self._proofs.report(None)
         return self._native.evict(pool, n)
@@ -237,7 +254,11 @@ class CacheBase(Owner, Generic[Native]):
         return self._native.stats()
 
     def usage(self, pool: PoolName) -> Usage:
-        """Where the slots of a pool are: capacity = free + held + evictable + pinned + retiring."""
+        """Where the slots of a pool are: capacity = free + held + evictable + pinned + retiring.
+
+        Args:
+            pool: `kv`, `active` or `checkpoint`.
+        """
         return self._native.usage(pool)
 
     def digest(self) -> int:

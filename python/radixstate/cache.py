@@ -108,9 +108,13 @@ class PrefixCache(CacheBase[_native.Cache]):
     ) -> Sequence:
         """Starts a request, all or nothing: its active slot holds the state after `reused` tokens.
 
+        It claims pages for the prompt alone, unless `reserve` says more. So call `Sequence.grow(1)` for the first
+        sampled token too.
+
         Args:
             tokens: the prompt.
-            reserve: positions to claim pages for; by default the whole prompt.
+            reserve: positions to claim pages for; by default those of the prompt. More of them leave room for
+                sampled tokens.
             namespace: prefixes of other namespaces never match.
             no_read: reuse nothing.
             no_store: store nothing.
@@ -124,26 +128,25 @@ class PrefixCache(CacheBase[_native.Cache]):
             EmptyPromptError: `tokens` is empty.
             ConfigError: `slots` is 0.
         """
-        if self._proofs:
+        start, waiting = self._native.start, self._proofs.verdicts and self._proofs
+        if waiting:
             # Also without reading: a second try for room reads them again.
             tokens = sized(tokens) if no_read else self._proven(tokens, namespace, max_length)
-        begin = partial(
-            self._native.start,
+        arguments = (
             tokens,
             namespace,
-            reserve=reserve,
-            max_length=max_length,
-            no_read=no_read,
-            no_store=no_store,
-            slots=slots,
+            reserve,
+            max_length,
+            no_read,
+            no_store,
+            slots,
+            self._transfer.codec,
         )
         # Only proofs that are out make a second try worth a frame.
-        started = self._with_room(begin) if self._proofs else begin()
+        started = self._with_room(start, *arguments) if waiting else start(*arguments)
         try:
-            self._fill(started.load_from, started.slot)
             if slots > 1:
                 self._poison_further(started)
-            self._native.loaded(started.sequence)
             return Sequence(self, started)
         except BaseException:
             # Whoever keeps the exception keeps this frame: nothing is left to the end of its variables.
@@ -175,7 +178,7 @@ class PrefixCache(CacheBase[_native.Cache]):
             self._transfer.load(hits)
         for it in started:
             if it.load_from is None:
-                self.active.clear(it.slot)
+                self._transfer.fill(None, it.slot)
         for it in started:
             self._poison_further(it)
         for it in started:
@@ -235,7 +238,7 @@ class PrefixCache(CacheBase[_native.Cache]):
 
     def _spend(self, seq: Sequence, source: int) -> None:
         """A further slot gives its state once, whatever became of that."""
-        if source != seq._slot:
+        if source != seq._started.slot:
             self.active.spend(source)
 
     def _commit(self, seq: Sequence, pending: PendingHandle, verdict: Verdict) -> Stored | Skipped:

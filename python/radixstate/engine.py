@@ -8,12 +8,15 @@ from radixstate import _native, budget
 from radixstate._native import Match
 from radixstate.base import CacheBase
 from radixstate.errors import NotYourSlotError
+from radixstate.finiteness import Verdict
+from radixstate.indices import as_slot
 from radixstate.lease import Lease
 from radixstate.states import ActivePool, CheckpointPool, Format, StateSpec
 
 if TYPE_CHECKING:
     import torch
 
+    from radixstate.indices import Slot
     from radixstate.tokens import PageRow
 
 
@@ -127,8 +130,23 @@ class EngineCache(CacheBase[_native.EngineCache]):
         """
         return self._native.copy_freed(out)
 
-    def _require(self, lease: Lease, slot: int) -> None:
-        """A slot of the engine, or one that this lease has taken."""
-        self.active.require(slot)
+    def _require(self, lease: Lease, slot: Slot) -> Slot:
+        """A slot of the engine, or one that this lease has taken. On cuda what a tensor names is seen by the codec."""
+        slot = as_slot(slot, self.active.device)
+        if not isinstance(slot, int):
+            if self.own_slots:
+                raise NotYourSlotError(
+                    "the cache hands out the active slots as numbers: name one, not a tensor"
+                )
+            return slot
+        slot = self.active.require(slot)
         if self.own_slots and slot not in lease.slots:
             raise NotYourSlotError(f"active slot {slot} is not one of this lease's slots {lease.slots}")
+        return slot
+
+    def _encode_from(self, source: Slot, slot: int) -> Verdict:
+        """Stores an active slot of `_require` into a checkpoint slot."""
+        if isinstance(source, int):
+            (verdict,) = self._encode([(source, slot)])
+            return verdict
+        return Verdict(self._transfer.store_at(source, self.checkpoints.slot_index(slot)), 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from radixstate import _native
 from radixstate._native import Match, Stored
-from radixstate.errors import AlreadyLoadedError
+from radixstate.errors import AlreadyLoadedError, LengthMismatchError
 from radixstate.owner import Owner, leave
 from radixstate.results import Extended, Published, Skipped, skipped
 from radixstate.tokens import Tokens, sized
@@ -17,6 +17,7 @@ from radixstate.tokens import Tokens, sized
 if TYPE_CHECKING:
     from radixstate._native import LeaseHandle, PendingHandle
     from radixstate.engine import EngineCache
+    from radixstate.indices import Slot
     from radixstate.tokens import PageRow
 
 Entered: TypeAlias = tuple[Stored | _native.Skipped, tuple[int, int] | None]
@@ -89,7 +90,7 @@ class Lease(Owner):
         state = self.state
         if state is None and self.match.length:
             raise AlreadyLoadedError(f"this lease's state at depth {self.match.length} was loaded before")
-        self._cache._fill(state, slot)
+        self._cache._transfer.fill(state, slot)
         self.loaded()
 
     @property
@@ -145,20 +146,25 @@ class Lease(Owner):
         made = self._cache._native.extend(self._handle, tokens, pages)
         return Extended(made.skipped and skipped(made.skipped), made.replaced)
 
-    def attach(self, tokens: Tokens, *, source: int) -> Stored | Skipped:
+    def attach(self, tokens: Tokens, *, source: Slot) -> Stored | Skipped:
         """Caches the state after `tokens`, all of which the lease has.
 
         If the state is not finite the pages stay, where `publish` takes them back.
 
         Args:
             tokens: from the start of the prompt; their number must be a legal depth.
-            source: the active slot that holds the state.
+            source: the active slot that holds the state: a number, or an int64 tensor of one element on the device
+                of the pools, which on cuda is not read back.
 
         Raises:
             LengthMismatchError: they go past the lease: `extend` or `publish` them.
         """
-        native, tokens = self._cache._native, sized(tokens)
-        pending = self._reserve(source, partial(native.reserve, self._handle, tokens))
+        native, tokens, depth = self._cache._native, sized(tokens), self.depth
+        source = self._cache._require(self, source)
+        if len(tokens) > depth:
+            # Before anything is evicted for the state.
+            raise LengthMismatchError(f"the state is of {len(tokens)} tokens, the lease has {depth}")
+        pending = self._reserve(partial(native.reserve, self._handle, tokens))
         if isinstance(pending, _native.Skipped):
             return skipped(pending)
 
@@ -167,14 +173,15 @@ class Lease(Owner):
 
         return self._store(source, pending, attach).outcome
 
-    def publish(self, tokens: Tokens, *, source: int, pages: Iterable[int] | None = None) -> Published:
+    def publish(self, tokens: Tokens, *, source: Slot, pages: Iterable[int] | None = None) -> Published:
         """Caches the state after `tokens`, which active slot `source` holds, and the KV pages with it.
 
         All or nothing, but for a state that is cached already: then the pages are shared as by `extend`.
 
         Args:
             tokens: from the start of the prompt; their number must be a legal depth.
-            source: the active slot that holds the state.
+            source: the active slot that holds the state: a number, or an int64 tensor of one element on the device
+                of the pools, which on cuda is not read back.
             pages: the pages of the tokens past the leased prefix.
 
         Raises:
@@ -185,7 +192,8 @@ class Lease(Owner):
         """
         native, tokens = self._cache._native, sized(tokens)
         pages = None if pages is None else sized(pages)
-        pending = self._reserve(source, partial(native.reserve, self._handle, tokens, pages))
+        source = self._cache._require(self, source)
+        pending = self._reserve(partial(native.reserve, self._handle, tokens, pages))
         if isinstance(pending, _native.Skipped):
             shared = pending.reason == "duplicate"
             return Published(skipped(pending), self.extend(tokens, pages).replaced if shared else None)
@@ -197,16 +205,15 @@ class Lease(Owner):
         return self._store(source, pending, publish)
 
     def _reserve(
-        self, source: int, reserve: Callable[[], PendingHandle | _native.Skipped]
+        self, reserve: Callable[[], PendingHandle | _native.Skipped]
     ) -> PendingHandle | _native.Skipped:
-        self._cache._require(self, source)
         return self._cache._with_slot(reserve(), reserve)
 
-    def _store(self, source: int, pending: PendingHandle, enter: Callable[[bool], Entered]) -> Published:
+    def _store(self, source: Slot, pending: PendingHandle, enter: Callable[[bool], Entered]) -> Published:
         """Encodes a state and brings it into the tree by `enter`, which is told whether it is known to be finite."""
         cache = self._cache
         try:
-            (verdict,) = cache._encode([(source, pending.slot)])
+            verdict = cache._encode_from(source, pending.slot)
             if not cache._may_enter(pending, verdict):
                 return Published(skipped(cache._native.discard(pending)), None)
             outcome, replaced = enter(verdict.known)

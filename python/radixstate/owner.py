@@ -11,6 +11,8 @@ from radixstate.errors import CacheError
 class Owner:
     """Owns slots, and so exists once: a copy would give them back a second time."""
 
+    __slots__ = ()
+
     def __reduce__(self) -> NoReturn:
         """Refuses `copy` and `pickle`, which both ask this."""
         raise TypeError(f"cannot copy or pickle a {type(self).__name__}: it owns slots of this process")

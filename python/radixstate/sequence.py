@@ -11,7 +11,7 @@ from radixstate.results import Skipped
 from radixstate.tokens import Tokens
 
 if TYPE_CHECKING:
-    from radixstate._native import Started
+    from radixstate._native import Match, Started
     from radixstate.cache import PrefixCache
     from radixstate.tokens import PageRow
 
@@ -21,24 +21,30 @@ class Sequence(Owner):
 
     A context manager: leaving it finishes the request, or aborts it on an exception. Dropping it also gives
     everything back. Used afterwards it raises UseAfterFinishError.
-
-    Attributes:
-        match: what was found for the prompt. `match.length` tokens were reused, `match.reason` says why not more,
-            and at depth `match.branch` (or None) a checkpoint would have helped.
     """
+
+    __slots__ = ("__weakref__", "_cache", "_handle", "_started")
 
     def __init__(self, cache: PrefixCache, started: Started) -> None:
         """Made by `PrefixCache.start`."""
         self._cache = cache
+        self._started = started
         self._handle = started.sequence
-        self._slot = started.slot
-        self.match = started.match
 
     def __repr__(self) -> str:
         """Its slot and what it reuses, or that it has ended."""
         if self._handle.used:
             return "Sequence(ended)"
-        return f"Sequence(slot={self._slot}, reused={self.match.length})"
+        return f"Sequence(slot={self._started.slot}, reused={self.match.length})"
+
+    @property
+    def match(self) -> Match:
+        """What was found for the prompt.
+
+        `match.length` tokens were reused. `match.reason` says why not more: `hit`, `no_prefix`, `no_state`, `unaligned`
+        or `not_ready`. At depth `match.branch` (or None) a checkpoint would have helped; `pieces` cuts there.
+        """
+        return self._started.match
 
     @property
     def slot(self) -> int:
@@ -109,13 +115,15 @@ class Sequence(Owner):
         return self._cache._native.pieces(self._handle, chunk)
 
     def grow(self, n: int) -> None:
-        """Claims pages for `n` more tokens, not yet known. `start` claimed the prompt alone.
+        """Claims pages for `n` more tokens, not yet known.
+
+        `start` claimed the prompt alone: the first sampled token needs `grow(1)` as every other does.
 
         Raises:
             OutOfSlotsError: the KV pool is short just now; nothing changed.
             NeverFitsError: more than all pages are needed.
         """
-        self._cache._with_room(lambda: self._cache._native.grow(self._handle, n))
+        self._cache._with_room(self._cache._native.grow, self._handle, n)
 
     def append(self, tokens: Tokens) -> None:
         """Fills claimed positions.
@@ -182,7 +190,7 @@ class Sequence(Owner):
             depth = self.length
             if depth != self._cache.legal_depth(depth):
                 return Skipped("not_aligned")
-        return self._cache._checkpoint(self, depth, self._slot if source is None else source)
+        return self._cache._checkpoint(self, depth, self._started.slot if source is None else source)
 
     def finish(self) -> None:
         """Ends the request and gives back everything it owns."""
@@ -200,5 +208,9 @@ class Sequence(Owner):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finishes, or aborts after an exception, unless that was done."""
-        if not self._handle.used:
-            leave(self.abort if error else self.finish, error)
+        if self._handle.used:
+            return
+        if error is None:
+            self._cache._native.finish(self._handle)
+        else:
+            leave(self.abort, error)

@@ -24,6 +24,10 @@ class Array(Protocol):
         ...
 
 
-def sized(tokens: Tokens) -> Tokens:
+class SizedTokens(Iterable[int], Sized, Protocol):
+    """Tokens that can be counted, and read more than once."""
+
+
+def sized(tokens: Tokens) -> SizedTokens:
     """Tokens that can be read more than once."""
     return tokens if isinstance(tokens, Sized) else list(tokens)

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -148,6 +148,23 @@ class Launch:
     arguments: np.ndarray[Any, Any]
 
 
+@dataclass
+class _Copy:
+    """What a store has said; there at once, unless the device is told to lag."""
+
+    device: CpuDevice
+    values: torch.Tensor
+
+    def __call__(self) -> list[int]:
+        self.device.waits += 1
+        # A buffer, since reading this tensor waits for no device.
+        read: list[int] = np.from_dlpack(self.values).tolist()
+        return read
+
+    def done(self) -> bool:
+        return not self.device.lags
+
+
 class CpuDevice:
     """A `radixstate.cuda.Device` over CPU tensors. What is launched runs at once; its results are read later.
 
@@ -155,6 +172,7 @@ class CpuDevice:
         launches: everything launched so far, outside of a capture.
         copies: how often something was copied to the device.
         waits: how often the host waited for a result.
+        lags: whether results are there only when somebody waits for them.
     """
 
     def __init__(
@@ -168,6 +186,7 @@ class CpuDevice:
         self.launches: list[Launch] = []
         self.copies = 0
         self.waits = 0
+        self.lags = False
         self._captured: list[Launch] | None = None
         self._order = order
         self._mutation = mutation
@@ -229,15 +248,9 @@ class CpuDevice:
         if fault:
             raise LaunchError(fault.decode())
 
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
+    def fetch(self, values: torch.Tensor) -> _Copy:
         self._require_no_capture()
-        fetched = values.tolist()
-
-        def wait() -> list[int]:
-            self.waits += 1
-            return fetched
-
-        return wait
+        return _Copy(self, values.clone())
 
     def _require_no_capture(self) -> None:
         if self._captured is not None:

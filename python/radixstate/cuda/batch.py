@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from radixstate.cuda.device import Device
+    from radixstate.cuda.device import Device, Fetched
 
     Array = np.ndarray[Any, Any]
     Pairs = Sequence[tuple[int, int]]
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Verdicts(Sequence[bool]):
     """For each pair of a store whether its state reloads finite. The first reading waits for the store."""
 
-    def __init__(self, pairs: int, fetch: Callable[[], list[int]]) -> None:
+    def __init__(self, pairs: int, fetch: Fetched) -> None:
         """`fetch` waits for the status words of `pairs` pairs and returns them."""
         self._pairs = pairs
         self._fetch = fetch
@@ -29,6 +29,10 @@ class Verdicts(Sequence[bool]):
         if self._finite is None:
             self._finite = [status == 0 for status in self._fetch()]
         return self._finite
+
+    def done(self) -> bool:
+        """Whether the store has run; waits for nothing."""
+        return self._finite is not None or self._fetch.done()
 
     def __len__(self) -> int:
         """Number of pairs; waits for nothing."""

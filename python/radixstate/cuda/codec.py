@@ -18,7 +18,7 @@ import torch
 
 from radixstate import _native
 from radixstate.cuda import specialise
-from radixstate.cuda.batch import Batch
+from radixstate.cuda.batch import Batch, Verdicts
 from radixstate.cuda.device import CupyDevice, Device
 from radixstate.cuda.specialise import (
     CHANGING,
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Pairs = Sequence[tuple[int, int]]
+
+
+_NO_SLOT = 2**31 - 1
+"""Past the end of every pool."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class CudaCodec:
             layout=layout,
             format=format,
         )
+        self._running = [active, *(source for source, _ in conv)]
         self._device = device
         self._layers = len(active.layers)
         self._where = active.layers[0].device
@@ -219,6 +224,54 @@ class CudaCodec:
         """
         if pairs:
             self._batch("load", pairs, len(pairs)).enqueue()
+
+    def store_at(self, sources: torch.Tensor, targets: torch.Tensor) -> Sequence[bool]:
+        """Encodes active slots into checkpoint slots that int64 (n,) tensors of the device name.
+
+        Raises:
+            TensorError: as `store`.
+            MisuseError: as `store`.
+        """
+        if not len(sources):
+            return []
+        slots = self._table(sources, targets)
+        self.enqueue_store(slots)
+        return Verdicts(len(sources), self._device.fetch(slots[2]))
+
+    def load_at(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Decodes checkpoint slots into active slots that int64 (n,) tensors of the device name.
+
+        Raises:
+            TensorError: as `store`.
+            MisuseError: as `store`.
+        """
+        if len(sources):
+            self.enqueue_load(self._table(sources, targets))
+
+    def _table(self, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Slots for a launch, written by the device itself. Those that an int32 cannot hold become no slot."""
+        slots = self._device.put(np.zeros((3, len(sources)), dtype=np.int32))
+        for row, named in zip(slots, (sources, targets), strict=False):
+            row.copy_(named.clamp(0, _NO_SLOT))
+        return slots
+
+    def fill(self, source: int | None, slot: int) -> None:
+        """Decodes one checkpoint slot into an active slot; None zeroes it, windows included.
+
+        Raises:
+            SlotError: as `store`.
+            TensorError: as `store`.
+            MisuseError: as `store`, for a load.
+        """
+        if source is not None:
+            self.load([(source, slot)])
+            return
+        self._held.check()
+        slot = index(slot)
+        # In the words of the CPU codec, which names the sink as the source.
+        _require_pairs([(1, slot)], ("checkpoint pool", 2), ("active pool", self._active.slots))
+        for rows in self._running:
+            rows.fill(slot, 0)
 
     def batch(self, direction: Direction, capacity: int) -> Batch:
         """Room on the device for `capacity` pairs, none yet: what a captured graph stores or loads.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +16,18 @@ from radixstate.errors import MisuseError
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
+
+
+class Fetched(Protocol):
+    """Integers on their way to the host."""
+
+    def __call__(self) -> list[int]:
+        """Waits for them."""
+        ...
+
+    def done(self) -> bool:
+        """Whether they are there; waits for nothing."""
+        ...
 
 
 class Device(Protocol):
@@ -43,7 +55,7 @@ class Device(Protocol):
         """Starts the kernel of a prepared program with one struct, of shape (1,), as its argument."""
         ...
 
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
+    def fetch(self, values: torch.Tensor) -> Fetched:
         """Begins to copy integers to the host; calling the result waits for them."""
         ...
 
@@ -57,6 +69,22 @@ class _Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version of the protocol and handle."""
         return (0, self.pointer)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy to the host, and the event behind it."""
+
+    host: torch.Tensor
+    copied: torch.cuda.Event
+
+    def __call__(self) -> list[int]:
+        self.copied.synchronize()
+        fetched: list[int] = self.host.tolist()
+        return fetched
+
+    def done(self) -> bool:
+        return bool(self.copied.query())  # type: ignore[no-untyped-call]  # torch's stub
 
 
 class CupyDevice:
@@ -125,7 +153,7 @@ class CupyDevice:
         with self._cupy.cuda.Device(self._device.index), stream:
             self._kernels[program, direction](grid, (threads,), (arguments,))
 
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
+    def fetch(self, values: torch.Tensor) -> Fetched:
         """See `Device`."""
         with self._eager():
             # Said, since the default device may be another, and the store has been launched by now.
@@ -133,10 +161,4 @@ class CupyDevice:
             host.copy_(values, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
             copied.record()
-
-        def wait() -> list[int]:
-            copied.synchronize()
-            fetched: list[int] = host.tolist()
-            return fetched
-
-        return wait
+        return _Copy(host, copied)

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+PageOwner = Literal["cache", "engine", "logical"]  # who allocates the pages, and numbers them
 PoolName = Literal["kv", "active", "checkpoint"]
 Reason = Literal["hit", "no_prefix", "no_state", "unaligned", "not_ready"]
 
@@ -36,7 +37,7 @@ class Misuse(Exception):  # noqa: N818
 
 
 class Usage(NamedTuple):
-    """Where the units of a pool are. Of an internal pool, `capacity` is the sum of the others."""
+    """Where the units of a pool are. Unless an engine names them, `capacity` is the sum of the others."""
 
     capacity: int
     free: int
@@ -78,12 +79,19 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Extended:
+    """What sharing an engine's pages came to: why nothing was taken over, or the tokens whose pages were cached."""
+
+    skipped: Skipped | None
+    replaced: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
 class Published:
-    """An engine's pages after `publish`: use `canonical`, free `duplicates`."""
+    """The same with a state; if that was cached already, the pages are shared all the same."""
 
     outcome: Stored | Skipped
-    canonical: list[int]
-    duplicates: list[int]
+    replaced: tuple[int, int] | None
 
 
 class Prefix(NamedTuple):
@@ -128,6 +136,16 @@ class State:
     ticket: int | None = None  # it is ready when this and all before are closed; none: it is
 
 
+@dataclass(eq=False)
+class Extension:
+    """Pages that were shared without a state while something was still to come: a step, or a proof."""
+
+    prefix: Prefix
+    serial: int  # from the same count as those of states
+    step: int | None  # that writes them
+    ticket: int | None  # they may be shared when this and all before are closed; none: they may
+
+
 @dataclass(frozen=True)
 class Match:
     """What a lookup found, and the state it would load."""
@@ -156,6 +174,7 @@ class Lease:
     prefix: Prefix
     state: State | None
     encodings: int  # of the state, also after it was loaded
+    slots: list[int] = field(default_factory=list)  # active ones that an engine's request has taken
 
 
 @dataclass(eq=False)
@@ -194,12 +213,16 @@ class Return:
 
 @dataclass
 class Pool:
-    """Units 1..=capacity; the lowest free one is taken first. An external pool only reports what goes back."""
+    """Units 1..=capacity; the lowest free one is taken first. What an engine allocates goes back to it."""
 
     capacity: int
-    external: bool
-    free: list[int] = field(default_factory=list)
-    outbox: list[int] = field(default_factory=list)
+    owner: PageOwner = "cache"
+    free: list[int] = field(init=False)
+    outbox: list[int] = field(default_factory=list)  # given up, and not yet taken by the engine
+
+    def __post_init__(self) -> None:
+        """All are free, or the engine's."""
+        self.free = [] if self.owner == "engine" else list(range(1, self.capacity + 1))
 
     def take(self, n: int) -> list[int]:
         """Takes `n` units."""
@@ -208,5 +231,18 @@ class Pool:
 
     def give(self, units: Iterable[int]) -> None:
         """Takes units back."""
-        (self.outbox if self.external else self.free).extend(units)
-        self.free.sort()
+        if self.owner == "cache":
+            self.free = sorted([*self.free, *units])
+        else:
+            self.outbox += units
+
+    def take_freed(self) -> list[int]:
+        """Units that go back to the engine, each told once: only then is a number free for another page."""
+        told, self.outbox = self.outbox, []
+        self.hand_back(told)
+        return told
+
+    def hand_back(self, units: Iterable[int]) -> None:
+        """The engine knows that the cache needs these no more."""
+        if self.owner == "logical":
+            self.free = sorted([*self.free, *units])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 from typing import TYPE_CHECKING, Self
 from weakref import ref
@@ -118,6 +119,23 @@ class StateTensors:
             IndexError: the group has no such window.
         """
         return self._require_group(group).windows[index].row(self.require(slot))
+
+    def slot_index(self, slot: int) -> torch.Tensor:
+        """The number of a slot as int64 (1,) on the device, for `Transfer.load_at`: a view, so nothing is copied.
+
+        Raises:
+            SlotError, TensorError: as `require`.
+        """
+        slot = self.require(slot)
+        return self._indices[slot : slot + 1]
+
+    @cached_property
+    def _indices(self) -> torch.Tensor:
+        """All rows by number."""
+        import torch
+
+        with torch.inference_mode(False):
+            return torch.arange(self.slots + 1, device=self.device)
 
     def require(self, slot: int) -> int:
         """Returns `slot` as an int.

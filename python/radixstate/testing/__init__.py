@@ -1,7 +1,7 @@
 """Fuzzing for schedulers and engines that use the cache. Needs hypothesis, numpy and torch.
 
-`CheckedCache` wraps a `PrefixCache` and compares every call with a slow reference. Give it to a scheduler in place
-of the real one, and let hypothesis decide what arrives:
+`CheckedCache` wraps a `PrefixCache` and compares every call with a slow reference, `CheckedEngineCache` an
+`EngineCache`. Give it to a scheduler in place of the real one, and let hypothesis decide what arrives:
 
     >>> from hypothesis import settings
     >>> from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -47,17 +47,20 @@ put other caches into `begin`. Each is an ordinary state machine of hypothesis, 
 """
 
 from radixstate.testing.base_machine import CacheMachine
-from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence, CheckedStep
+from radixstate.testing.checked import CheckedCache, CheckedSequence
+from radixstate.testing.checked_base import CheckedStep
+from radixstate.testing.checked_engine import CheckedEngineCache, CheckedLease
 from radixstate.testing.compare import Disagreement
 from radixstate.testing.engine import EngineMachine
 from radixstate.testing.figures import Figures
 from radixstate.testing.scheduler import SchedulerMachine
-from radixstate.testing.strategies import NAMESPACES, namespaces, prompts, sizes, specs
+from radixstate.testing.strategies import NAMESPACES, engine_sizes, namespaces, prompts, sizes, specs
 
 __all__ = [
     "NAMESPACES",
     "CacheMachine",
     "CheckedCache",
+    "CheckedEngineCache",
     "CheckedLease",
     "CheckedSequence",
     "CheckedStep",
@@ -65,6 +68,7 @@ __all__ = [
     "EngineMachine",
     "Figures",
     "SchedulerMachine",
+    "engine_sizes",
     "namespaces",
     "prompts",
     "sizes",

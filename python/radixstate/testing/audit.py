@@ -10,12 +10,14 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixstate import Lease, PrefixCache, Sequence
+from radixstate import Lease, Sequence
+from radixstate.base import CacheBase
 from radixstate.reference import records
-from radixstate.reference.cache import ReferenceCache
+from radixstate.reference.base import ReferenceBase
 from radixstate.testing.compare import Disagreement, agree, words
 from radixstate.testing.memory import Contract, Memory
-from radixstate.testing.sides import POOLS, ModelLease, ModelSequence, Twins
+from radixstate.testing.model import ModelLease, ModelSequence
+from radixstate.testing.sides import POOLS, Twins
 
 Page = tuple[
     int, Hashable, tuple[int, ...], int | None
@@ -45,9 +47,10 @@ class Owner:
 
 @dataclass(eq=False)
 class Pin:
-    """A lease of the library, of the second rank and of the reference."""
+    """A lease of the library, of the second rank and of the reference, and the active slots that it took."""
 
     twins: Twins
+    slots: list[int] = field(default_factory=list)
 
     @property
     def plain(self) -> Lease:
@@ -80,7 +83,7 @@ class Record:
 class Retiring:
     """Slots and pages given back that a step in flight may still touch: nobody else may have them yet."""
 
-    def __init__(self, reference: ReferenceCache) -> None:
+    def __init__(self, reference: ReferenceBase) -> None:
         """None so far; `reference` knows the steps."""
         self._reference = reference
         self._entries: list[tuple[int, records.PoolName, int]] = []
@@ -106,7 +109,7 @@ class Audit:
         pins: leases.
     """
 
-    def __init__(self, cache: PrefixCache, reference: ReferenceCache, rank: PrefixCache) -> None:
+    def __init__(self, cache: CacheBase[Any], reference: ReferenceBase, rank: CacheBase[Any]) -> None:
         """Watches `cache`, which is new and empty."""
         self.active, self.kept = Memory(cache.active), Memory(cache.checkpoints)
         self.owners: list[Owner] = []
@@ -115,11 +118,12 @@ class Audit:
         self._rank_active = Memory(rank.active)
         self._contract = Contract(cache.spec, cache.checkpoints.format)
         self._records: dict[records.State, Record] = {}
-        self._pages: dict[Page, int] = {}  # of an internal pool: the library's cached pages
+        self._pages: dict[Page, int] = {}  # where the cache hands them out: the library's cached pages
         self._resident: set[records.Prefix] = set()
         self._retiring = Retiring(reference)
         self._finding: Disagreement | None = None
-        self._owns_active = not reference.pools["active"].external
+        self._owns_pages = reference.pools["kv"].owner == "cache"
+        self._owns_active = reference.pools["active"].capacity > 0
         for slot in self.kept.slots:
             self.kept.write(slot, self.kept.poison)
         self._rows = self.kept.read_all()  # what the checkpoint pool should hold
@@ -185,8 +189,8 @@ class Audit:
         for slot in owner.slots[1:]:
             self.expect_unusable(slot)
 
-    def give_back(self, owner: Owner, slot: int) -> None:
-        """A sequence has given one of its slots back."""
+    def give_back(self, owner: Owner | Pin, slot: int) -> None:
+        """A sequence or a lease has given one of its slots back."""
         owner.slots.remove(slot)
         self._retiring.add("active", [slot])
 
@@ -195,6 +199,11 @@ class Audit:
         self.owners.remove(owner)
         self._retiring.add("active", owner.slots)
         self._retiring.add("kv", owner.private)
+
+    def unpin(self, pin: Pin) -> None:
+        """A lease has ended."""
+        self.pins.remove(pin)
+        self._retiring.add("active", pin.slots)
 
     def expect_loaded(self, slot: int, state: records.State | None) -> None:
         """An active slot holds a cached state, decoded, or the empty one."""
@@ -254,6 +263,9 @@ class Audit:
                 found = self._cache.lookup(tokens, namespace=namespace)
                 expected = self._reference.lookup(tokens, namespace=namespace)
                 agree(f"lookup of {prefix}", words(found), words(expected))
+                found = self._cache.lookup(prefix.tokens, namespace=namespace, whole=True)
+                expected = self._reference.lookup(prefix.tokens, namespace=namespace, whole=True)
+                agree(f"whole lookup of {prefix}", words(found), words(expected))
         self._resident = now
 
     def _compare_counts(self) -> None:
@@ -264,7 +276,7 @@ class Audit:
 
     def _compare_pages(self, touched: Iterable[Owner]) -> None:
         """Sequences and leases have their prefix and its pages, and no page has two owners."""
-        if not self._reference.pools["kv"].external:
+        if self._owns_pages:
             self._forget_evicted_pages()
             for owner in touched:
                 self._follow(owner)
@@ -282,8 +294,8 @@ class Audit:
             agree("leased tokens", leased, model.lease.prefix.depth)
         for pin in self.pins:
             agree("pages of a lease", pin.plain.pages, self._pages_of(pin.model.prefix))
-            leased = self._cache._native.lease_depth(pin.plain._handle)
-            agree("tokens of a lease", leased, pin.model.prefix.depth)
+            agree("tokens of a lease", pin.plain.depth, pin.model.prefix.depth)
+            agree("slots of a lease", (pin.plain.slots, pin.slots), (pin.model.slots, pin.model.slots))
             agree("state of a lease", pin.plain.state, pin.model.state and self.slot_of(pin.model.state))
 
     def _page(self, prefix: records.Prefix) -> Page:
@@ -317,7 +329,7 @@ class Audit:
 
     def _pages_of(self, prefix: records.Prefix) -> list[int | None]:
         ends = self._ends(prefix)
-        if self._reference.pools["kv"].external:
+        if not self._owns_pages:
             return [self._reference.pages[end] for end in ends]
         return [self._pages[self._page(end)] for end in ends]
 
@@ -325,7 +337,7 @@ class Audit:
         """No active slot has two owners, and the call wrote none but `written`."""
         if self._owns_active:
             retiring = self._retiring.of("active")
-            _require_disjoint("active slot", retiring, *[owner.slots for owner in self.owners])
+            _require_disjoint("active slot", retiring, *[it.slots for it in self._holders()])
         for slot, row in self._active_before.items():
             if slot not in written and self.active.read(slot) != row:
                 raise Disagreement(f"active slot {slot} was overwritten by a call that had no business there")
@@ -355,9 +367,14 @@ class Audit:
 
     # --- poison ---
 
+    def _holders(self) -> list[Owner | Pin]:
+        """Whoever has active slots of the cache."""
+        return [*self.owners, *self.pins]
+
     def _free_slots(self) -> list[int]:
         """Active slots that nobody owns and no step in flight may touch; an engine's own are its business."""
-        owned = {slot for owner in self.owners for slot in owner.slots} | self._retiring.of("active")
+        held = {slot for it in self._holders() for slot in it.slots}
+        owned = held | self._retiring.of("active")
         return [slot for slot in self.active.slots if slot not in owned] if self._owns_active else []
 
     def poison_free_slots(self) -> None:

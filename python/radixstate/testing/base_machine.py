@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from math import inf, nan
 from typing import Any, SupportsIndex, TypeVar
@@ -20,15 +19,14 @@ from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
     consumes,
-    multiple,
     precondition,
     rule,
 )
 
-from radixstate import Match, Namespace, StateSpec, Stored
+from radixstate import Namespace, StateSpec, Stored
 from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
 from radixstate.testing import strategies
-from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedStep
+from radixstate.testing.checked_base import CheckedBase, CheckedStep
 from radixstate.testing.compare import Disagreement
 from radixstate.testing.misuses import Foreign, of_every_cache
 
@@ -59,7 +57,9 @@ def pattern(spec: StateSpec, key: Key | None, value: float | None = None) -> lis
         shape = (spec.layers, spec.heads, *spec.matrix)
         return [torch.zeros(shape), *[torch.zeros(spec.layers, *window.shape) for window in spec.conv]]
     namespace, tokens = key
-    seed = zlib.crc32(repr((namespace.adapter, namespace.tenant, namespace.weights, tokens)).encode())
+    seed = zlib.crc32(
+        repr((namespace.adapter, namespace.tenant, namespace.weights, namespace.salts, tokens)).encode()
+    )
     state = torch.full((spec.layers, spec.heads, spec.d_k, spec.d_v), 127.0)
     rest = state[..., 1:]
     rest[:] = ((seed >> (torch.arange(rest.numel()) % 24)) % 255 - 127.0).reshape(rest.shape)
@@ -77,38 +77,26 @@ def allowed(call: Callable[[], T]) -> T | None:
         return None
 
 
-@dataclass
-class Leased:
-    """A lease, and the prompt that was looked up."""
-
-    lease: CheckedLease
-    namespace: Namespace
-    prompt: list[int]
-
-
 class CacheMachine(RuleBasedStateMachine):
     """What schedulers and engines have in common."""
 
     matches = Bundle("matches")
-    leases = Bundle("leases")
     stored = Bundle("stored")
-    cache: CheckedCache
+    cache: CheckedBase[Any, Any]
 
     def __init__(self) -> None:
         """Nothing yet: the first rule makes the cache."""
         super().__init__()
-        self.leased: dict[int, Leased] = {}
         self.numbers = count(1)
         self.flying: list[CheckedStep] = []
         self.steps = 0  # the newest one begun
-        self.released: list[CheckedLease] = []
         self.served: Prompts = []
 
-    def open(self, spec: StateSpec, options: dict[str, Any]) -> None:
-        """Makes the cache."""
-        self.cache = CheckedCache(spec, **options)
+    def open(self, cache: CheckedBase[Any, Any]) -> None:
+        """Takes the cache, which is new."""
+        self.cache = cache
         self.grid = next(n for n in range(1, 21) if self.cache.legal_depth(n))
-        self.foreign = Foreign(spec)
+        self.foreign = Foreign(cache.spec)
 
     def warm(self, prompts: Prompts) -> None:
         """Serves some requests first: there is little to find in an empty cache."""
@@ -205,39 +193,24 @@ class CacheMachine(RuleBasedStateMachine):
         namespace=namespaces,
         again=again,
         most=st.none() | st.none() | st.integers(0, 6),
+        whole=rarely,
     )
-    def lookup(self, prompt: list[int], namespace: Namespace, again: int, most: int | None) -> Any:
+    def lookup(
+        self, prompt: list[int], namespace: Namespace, again: int, most: int | None, whole: bool = False
+    ) -> Any:
         """A lookup may be used at once, later or never."""
         prompt, namespace = self.ask(prompt, namespace, again)
-        return self.cache.lookup(prompt, namespace=namespace, max_length=most), namespace, prompt
+        options: Any = {"whole": True} if whole else {"max_length": most}
+        return self.cache.lookup(prompt, namespace=namespace, **options), namespace, prompt
 
-    @rule(target=leases, found=matches)
-    def lease(self, found: tuple[Match, Namespace, list[int]]) -> Any:
-        """Stale ones are refused."""
-        lease = allowed(lambda: self.cache.lease(found[0]))
-        if lease is None:
-            return multiple()
-        number = next(self.numbers)
-        self.leased[number] = Leased(lease, *found[1:])
-        return number
-
-    @rule(target=leases, prompt=prompts, namespace=namespaces, again=again)
-    def lease_at_once(self, prompt: list[int], namespace: Namespace, again: int) -> Any:
-        """What a lookup finds is leased before anything else happens."""
-        return self.lease(self.lookup(prompt, namespace, again, None))
-
-    @rule(number=leases)
-    def lease_loaded(self, number: int) -> None:
-        """Also twice."""
-        self.leased[number].lease.loaded()
-
-    @rule(number=consumes(leases), drop=st.booleans())
-    def release(self, number: int, drop: bool) -> None:
-        """A lease ends, or is forgotten."""
-        leased = self.leased.pop(number)
-        if not drop:
-            leased.lease.release()
-            self.released = [leased.lease]
+    @precondition(lambda self: self.served)
+    @rule(again=st.integers(1, 4), pressure=pressures)
+    def touch(self, again: int, pressure: Any) -> None:
+        """What a waiting request will hit is the last to be evicted."""
+        prompt, namespace = self.ask([0], strategies.NAMESPACES[0], again)
+        self.cache.touch(prompt, namespace=namespace)
+        if pressure:
+            self.cache.evict(pressure, 1)
 
     @rule(pool=st.sampled_from(["kv", "kv", "checkpoint", "checkpoint", "active"]), n=st.integers(0, 3))
     def evict(self, pool: Any, n: int) -> None:
@@ -318,4 +291,4 @@ class CacheMachine(RuleBasedStateMachine):
 
     def misuses(self) -> list[tuple[type[MisuseError], Callable[[], object]]]:
         """Calls that are wrong just now."""
-        return of_every_cache(self.cache, self.foreign, self.released)
+        return of_every_cache(self.cache, self.foreign)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from radixstate import Freed, Lease, Match, Published, Sequence, Skipped, Stored
+from radixstate import Extended, Freed, Lease, Match, Published, Sequence, Skipped, Stored
 from radixstate._native import Step
 from radixstate.errors import MisuseError, NeverFitsError, OutOfSlotsError
 from radixstate.reference import records
-from radixstate.testing.sides import ModelLease, ModelSequence
+from radixstate.testing.model import ModelLease, ModelSequence
 
 
 class Disagreement(AssertionError):  # noqa: N818 (named after what happened)
@@ -69,7 +69,9 @@ def words(answer: Any) -> Any:
         case Skipped() | records.Skipped():
             return "skipped", answer.reason, answer.wanted, answer.free, answer.evictable
         case Published() | records.Published():
-            return words(answer.outcome), answer.canonical, answer.duplicates
+            return "published", words(answer.outcome), answer.replaced
+        case Extended() | records.Extended():
+            return "extended", words(answer.skipped), answer.replaced
         case Step():
             return answer.id
         case Freed() | records.Freed():

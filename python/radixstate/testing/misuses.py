@@ -13,9 +13,11 @@ from radixstate.errors import (
     DepthPassedError,
     DepthPastEndError,
     EmptyPromptError,
+    LengthMismatchError,
     MisuseError,
     NotClaimedError,
     NotYourSlotError,
+    PrefixMismatchError,
     RunningSlotError,
     SlotError,
     TokenRangeError,
@@ -24,7 +26,9 @@ from radixstate.errors import (
     UseAfterFinishError,
     WrongCacheError,
 )
-from radixstate.testing.checked import CheckedCache, CheckedLease, CheckedSequence
+from radixstate.testing.checked import CheckedCache, CheckedSequence
+from radixstate.testing.checked_base import CheckedBase
+from radixstate.testing.checked_engine import CheckedEngineCache, CheckedLease
 
 Wrong = list[tuple[type[MisuseError], Callable[[], object]]]
 
@@ -44,28 +48,20 @@ class Foreign:
         self.match = cache.lookup([0, 0])
 
 
-def of_every_cache(cache: CheckedCache, foreign: Foreign, released: list[CheckedLease]) -> Wrong:
-    """What no caller may do. `released` are leases that have ended."""
-    wrong: Wrong = [
+def of_every_cache(cache: CheckedBase[Any, Any], foreign: Foreign) -> Wrong:
+    """What no caller may do."""
+    return [
         (EmptyPromptError, lambda: cache.lookup([])),
+        (EmptyPromptError, lambda: cache.lookup([], whole=True)),
+        (ConfigError, lambda: cache.lookup([0], whole=True, max_length=1)),
         (TokenRangeError, lambda: cache.lookup([0, 2**32])),
         (TokenRangeError, lambda: cache.lookup([-1])),
         (UnknownStepError, lambda: cache.retire_step(10**6)),
         (UnknownStepError, lambda: cache.retire_step(0)),
         (MisuseError, lambda: cache.evict(_ANY, 1)),
-        (MisuseError, lambda: cache.take_freed(_ANY)),
-        (WrongCacheError, lambda: cache.lease(foreign.match)),
         (WrongCacheError, lambda: cache.invalidate(foreign.stored)),
         (WrongCacheError, lambda: cache.retire_step(1, [foreign.stored])),
     ]
-    for lease in released:
-        wrong += [
-            (UseAfterFinishError, lease.loaded),
-            (UseAfterFinishError, lease.release),
-            (UseAfterFinishError, partial(lease.load, 1)),
-            (UseAfterFinishError, partial(lease.publish, [0], source=1)),
-        ]
-    return wrong
 
 
 def of_schedulers(
@@ -113,15 +109,46 @@ def _on_a_live_one(seq: CheckedSequence, grid: int) -> Wrong:
     return wrong if grid == 1 else [*wrong, (UnalignedError, lambda: seq.checkpoint(1))]
 
 
-def of_engines(cache: CheckedCache, leases: list[CheckedLease]) -> Wrong:
-    """What no engine with allocators of its own may do."""
-    wrong: Wrong = [
-        (ConfigError, lambda: cache.start([0])),
-        (ConfigError, lambda: cache.start_many([])),
+def of_engines(
+    cache: CheckedEngineCache, foreign: Foreign, live: list[CheckedLease], released: list[CheckedLease]
+) -> Wrong:
+    """What no engine may do. `released` are leases that have ended."""
+    wrong: Wrong = [(WrongCacheError, lambda: cache.lease(foreign.match))]
+    for lease in live:
+        wrong += _on_a_live_lease(cache, lease)
+    for lease in released:
+        wrong += [
+            (UseAfterFinishError, lease.loaded),
+            (UseAfterFinishError, lease.release),
+            (UseAfterFinishError, lease.fork),
+            (UseAfterFinishError, lease.take_slot),
+            (UseAfterFinishError, partial(lease.give_back_slot, 1)),
+            (UseAfterFinishError, partial(lease.load, 1)),
+            (UseAfterFinishError, partial(lease.extend, [])),
+            (UseAfterFinishError, partial(lease.attach, [], source=1)),
+            (UseAfterFinishError, partial(lease.publish, [], source=1)),
+        ]
+    return wrong
+
+
+def _on_a_live_lease(cache: CheckedEngineCache, lease: CheckedLease) -> Wrong:
+    page = cache.page_size
+    beyond = [7] * (lease.depth - lease.depth % page + page)
+    wrong: Wrong = [(SlotError, partial(lease.load, slot)) for slot in (0, cache.active.slots + 1)]
+    wrong += [
+        (NotYourSlotError, partial(lease.give_back_slot, 0)),
+        (TokenRangeError, partial(lease.extend, [2**32] * page)),
+        (LengthMismatchError, partial(lease.attach, beyond, source=1)),
     ]
-    for lease in leases:
-        if lease.state is None and lease.match.length:
-            wrong += [(AlreadyLoadedError, partial(lease.load, 1))]
-        else:
-            wrong += [(SlotError, partial(lease.load, slot)) for slot in (0, cache.active.slots + 1)]
+    if lease.depth:  # no prompt has these tokens
+        wrong.append((PrefixMismatchError, partial(lease.extend, beyond)))
+    if page > 1:
+        wrong.append((UnalignedError, partial(lease.extend, beyond[1:])))
+    if cache.logical:
+        wrong.append((LengthMismatchError, partial(lease.extend, [], [1])))
+    others = [slot for slot in range(1, cache.active.slots + 1) if slot not in lease.slots]
+    if cache.own_slots:
+        wrong += [(NotYourSlotError, partial(lease.load, slot)) for slot in others[:1]]
+    elif lease.state is None and lease.match.length:
+        wrong.append((AlreadyLoadedError, partial(lease.load, 1)))
     return wrong

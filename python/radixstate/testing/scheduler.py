@@ -35,7 +35,7 @@ from radixstate.testing.base_machine import (
     values,
     warm,
 )
-from radixstate.testing.checked import CheckedSequence
+from radixstate.testing.checked import CheckedCache, CheckedSequence
 from radixstate.testing.misuses import of_schedulers
 
 
@@ -61,6 +61,7 @@ class SchedulerMachine(CacheMachine):
     """Sequences: the cache hands out slots and pages."""
 
     sequences = Bundle("sequences")
+    cache: CheckedCache
 
     def __init__(self) -> None:
         """No request."""
@@ -70,8 +71,8 @@ class SchedulerMachine(CacheMachine):
 
     @initialize(spec=strategies.specs(), options=strategies.sizes(), warm=warm)
     def begin(self, spec: StateSpec, options: dict[str, Any], warm: Prompts) -> None:
-        """A cache of any kind."""
-        self.open(spec, options)
+        """A cache of any size."""
+        self.open(CheckedCache(spec, **options))
         self.warm(warm)
 
     def admit(self, seq: CheckedSequence, namespace: Namespace) -> int:
@@ -300,20 +301,6 @@ class SchedulerMachine(CacheMachine):
         elif how != "drop":
             getattr(seq, how)()
         self.ended = [] if how == "drop" else [seq]
-
-    @precondition(lambda self: self.live)
-    @rule(target=CacheMachine.stored, number=CacheMachine.leases, drawn=depths, forget=rarely)
-    def publish(self, number: int, drawn: tuple[int, bool], forget: bool) -> Any:
-        """Without KV a lease can publish as a sequence does; with pages of the cache's own it is misuse."""
-        leased = self.leased[number]
-        if not forget:
-            leased.lease.loaded()
-        known = leased.prompt[: self.depth(drawn, len(leased.prompt))]
-        slot, held = next(pair for request in self.live.values() for pair in request.held.items())
-        self.write(slot, (leased.namespace, tuple(known)))
-        published = allowed(lambda: leased.lease.publish(known, source=slot))
-        self.write(slot, *held)
-        return published.outcome if published and isinstance(published.outcome, Stored) else multiple()
 
     def misuses(self) -> list[tuple[type[MisuseError], Callable[[], object]]]:
         """Calls that are wrong just now."""

@@ -15,6 +15,7 @@ NAMESPACES = (
     Namespace(tenant="a"),
     Namespace(tenant="b"),
     Namespace(weights=1),
+    Namespace(salts=("a",)),
 )
 """The bare model's, and one for each thing that keeps prefixes apart."""
 
@@ -50,26 +51,41 @@ def specs() -> st.SearchStrategy[StateSpec]:
     )
 
 
-def sizes(*, external: bool = False) -> st.SearchStrategy[dict[str, Any]]:
-    """Arguments of a cache beside its spec: any format, page size and stride, and pools too small for comfort.
+def sizes() -> st.SearchStrategy[dict[str, Any]]:
+    """Arguments of a `PrefixCache` beside its spec: any format, page size and stride, and pools too small for comfort.
 
-    `external` fixes who hands out pages and active slots; without it a model may also have no KV at all.
+    A model may also have no KV at all.
     """
-    few = st.sampled_from([2, 1, 2, 3, 3, 4])
-    room = st.sampled_from([13, 20, 30, 50] if external else [0, 13, 20, 30, 50])  # tokens of all KV pages
+    return st.builds(_options, _few(), _few(), _tokens(), st.integers(2, 5), _few(), _formats())
 
-    def options(
-        page: int, stride: int, tokens: int, active: int, checkpoints: int, format: str
-    ) -> dict[str, Any]:
-        return {
-            "page_size": page,
-            "checkpoint_stride": stride,
-            "kv_pages": -(-tokens // page),
-            "active_slots": active,
-            "checkpoint_slots": checkpoints,
-            "format": format,
-            "external": external,
-        }
 
-    formats = st.sampled_from(["int8", "bf16", "native"])
-    return st.builds(options, few, few, room, st.integers(2, 5), few, formats)
+def engine_sizes() -> st.SearchStrategy[dict[str, Any]]:
+    """The same for an `EngineCache`: with pages under the engine's ids or under numbers, and slots of either's."""
+    kind = st.fixed_dictionaries({"logical": st.booleans(), "own_slots": st.booleans()})
+    return st.builds(lambda options, kind: options | kind, sizes(), kind)
+
+
+def _few() -> st.SearchStrategy[int]:
+    return st.sampled_from([2, 1, 2, 3, 3, 4])
+
+
+def _tokens() -> st.SearchStrategy[int]:
+    """Tokens of all KV pages."""
+    return st.sampled_from([0, 13, 20, 30, 50])
+
+
+def _formats() -> st.SearchStrategy[str]:
+    return st.sampled_from(["int8", "bf16", "native"])
+
+
+def _options(
+    page: int, stride: int, tokens: int, active: int, checkpoints: int, format: str
+) -> dict[str, Any]:
+    return {
+        "page_size": page,
+        "checkpoint_stride": stride,
+        "kv_pages": -(-tokens // page),
+        "active_slots": active,
+        "checkpoint_slots": checkpoints,
+        "format": format,
+    }

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use radixstate_codec::{
     Checkpoint, Dtype, Format, Layout, Pair, Shape, Spec, SpecError, StateType, Window,
@@ -132,9 +133,41 @@ impl CodecPlan {
         fork::check(self.process, "codec plan")?;
         self.mover.load(py, &pairs.0, self.threads(threads)?)
     }
+
+    /// Makes one active slot hold checkpoint slot `source`, or the empty state if that is None:
+    /// zeros, windows included.
+    ///
+    /// Raises:
+    ///     SlotError: a slot is out of range; nothing was written.
+    ///     TensorError: a tensor is no longer where it was; nothing was written.
+    fn fill(&self, py: Python<'_>, source: Option<Number<u32>>, slot: Number<u32>) -> Result<()> {
+        let slot_of = |number: Number<u32>| number.named_or(Class::Slot, "slot");
+        self.fill_slot(py, source.map(slot_of).transpose()?, slot_of(slot)?)
+    }
+}
+
+/// Has a codec of any device fill an active slot. One of this module is called directly.
+pub(crate) fn fill(codec: &Bound<'_, PyAny>, source: Option<u32>, slot: u32) -> Result<()> {
+    if let Ok(plan) = codec.cast::<CodecPlan>() {
+        return plan.get().fill_slot(codec.py(), source, slot);
+    }
+    codec.call_method1(intern!(codec.py(), "fill"), (source, slot))?;
+    Ok(())
 }
 
 impl CodecPlan {
+    fn fill_slot(&self, py: Python<'_>, source: Option<u32>, slot: u32) -> Result<()> {
+        fork::check(self.process, "codec plan")?;
+        let Some(source) = source else {
+            return self.mover.clear(py, slot, self.parallelism);
+        };
+        let pair = Pair {
+            source,
+            destination: slot,
+        };
+        self.mover.load(py, &[pair], self.parallelism)
+    }
+
     /// How many threads may work.
     fn threads(&self, given: Option<Number<usize>>) -> Result<NonZeroUsize> {
         let Some(given) = given else {

@@ -274,7 +274,7 @@ impl StartRequest {
     }
 }
 
-/// A pool by name.
+/// A pool by name. `checkpoints` is `checkpoint` as well: counters and tensors are named so.
 pub(crate) struct PoolName(pub(crate) PoolKind);
 
 impl FromPyObject<'_, '_> for PoolName {
@@ -284,7 +284,7 @@ impl FromPyObject<'_, '_> for PoolName {
         match &*object.cast::<PyString>()?.to_string_lossy() {
             "kv" => Ok(Self(PoolKind::Kv)),
             "active" => Ok(Self(PoolKind::Active)),
-            "checkpoint" => Ok(Self(PoolKind::Checkpoint)),
+            "checkpoint" | "checkpoints" => Ok(Self(PoolKind::Checkpoint)),
             name => {
                 let message = format!("pool '{name}' is none of 'kv', 'active', 'checkpoint'");
                 Err(Failure::Refused(Class::Misuse, message))

@@ -6,6 +6,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use radixstate::{Begin, Commit, OutOfSlots, Reason, Reservation, Skip};
 
+use crate::codec;
 use crate::errors::{Failure, Result};
 use crate::handles::{PendingHandle, SequenceHandle};
 
@@ -75,10 +76,9 @@ pub(crate) struct Started {
     /// Owns the slots, pages and pins.
     #[pyo3(get)]
     sequence: Py<SequenceHandle>,
-    /// What was reused.
-    #[pyo3(get, name = "match")]
-    matched: Py<Match>,
-    /// The checkpoint slot to load into the active slot; None: clear it. Then call `loaded`.
+    matched: radixstate::Match,
+    /// The checkpoint slot to load into the active slot; None: clear it. Then call `loaded`, unless
+    /// a codec was given that did all that.
     #[pyo3(get)]
     load_from: Option<u32>,
     /// The active slot.
@@ -97,23 +97,34 @@ impl Started {
             Begin::Clear { dst } => (None, dst),
             Begin::Load { src, dst } => (Some(src), dst),
         };
-        let (sequence, matched) = (
-            Py::new(py, SequenceHandle::from(sequence))?,
-            Py::new(py, Match(matched))?,
-        );
         Ok(Self {
-            sequence,
+            sequence: Py::new(py, SequenceHandle::from(sequence))?,
             matched,
             load_from,
             slot,
         })
     }
+
+    pub(crate) fn sequence(&self) -> &SequenceHandle {
+        self.sequence.get()
+    }
+
+    /// Makes the active slot hold what the sequence starts from.
+    pub(crate) fn fill(&self, codec: &Bound<'_, PyAny>) -> Result<()> {
+        codec::fill(codec, self.load_from, self.slot)
+    }
 }
 
 #[pymethods]
 impl Started {
+    /// What was reused.
+    #[getter]
+    fn r#match(&self) -> Match {
+        Match(self.matched.clone())
+    }
+
     fn __repr__(&self) -> String {
-        let matched = self.matched.get().__repr__();
+        let matched = self.r#match().__repr__();
         let (load_from, slot) = (python_option(self.load_from), self.slot);
         format!("Started(match={matched}, load_from={load_from}, slot={slot})")
     }

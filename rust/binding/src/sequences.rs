@@ -73,11 +73,14 @@ impl Cache {
     /// Starts a request, all or nothing: pins what it reuses, takes `slots` active slots and pages
     /// for `reserve` tokens (default: the prompt).
     ///
+    /// With a codec its slot is filled and reported as `loaded`; whatever `codec.fill` raises, the
+    /// request is aborted. Without one both are left to the caller.
+    ///
     /// Raises OutOfSlotsError, NeverFitsError: nothing was evicted or refreshed. EmptyPromptError;
     /// ConfigError for 0 slots.
     #[pyo3(
-        signature = (tokens, namespace=None, *, reserve=None, max_length=None, no_read=false, no_store=false, slots=1.into()),
-        text_signature = "($self, tokens, namespace=None, *, reserve=None, max_length=None, no_read=False, no_store=False, slots=1)",
+        signature = (tokens, namespace=None, reserve=None, max_length=None, no_read=false, no_store=false, slots=1.into(), codec=None),
+        text_signature = "($self, tokens, namespace=None, reserve=None, max_length=None, no_read=False, no_store=False, slots=1, codec=None)",
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn start(
@@ -90,13 +93,24 @@ impl Cache {
         no_read: bool,
         no_store: bool,
         slots: Number<usize>,
+        codec: Option<&Bound<'_, PyAny>>,
     ) -> Result<Started> {
         let namespace = namespace_or_default(namespace);
         let options = start_options(reserve, max_length, no_read, no_store, slots)?;
         let started = gate(slf).call_with(py, &tokens, |core, tokens| {
             core.own().start(&namespace, tokens, options)
         })?;
-        Ok(Started::new(py, started)?)
+        let started = Started::new(py, started)?;
+        if let Some(codec) = codec {
+            let filled = started
+                .fill(codec)
+                .and_then(|()| Self::loaded(slf, started.sequence()));
+            if let Err(error) = filled {
+                Self::abort(slf, started.sequence())?;
+                return Err(error);
+            }
+        }
+        Ok(started)
     }
 
     /// A scheduler step's worth of starts, in order. Each succeeds or fails on its own: the list

@@ -332,6 +332,12 @@ impl Mover {
         self.locked(py, |plan| unsafe { plan.load(pairs, threads) })
     }
 
+    /// Zeroes an active slot, detached from the interpreter.
+    pub(crate) fn clear(&self, py: Python<'_>, slot: u32, threads: NonZeroUsize) -> Result<()> {
+        // SAFETY: as for `store`.
+        self.locked(py, |plan| unsafe { plan.clear(slot, threads) })
+    }
+
     /// Works on memory that is where it was. The lock is taken and released while detached, so
     /// that waiting for it never holds up the interpreter.
     fn locked<T: Send>(

@@ -121,6 +121,38 @@ impl Plan {
         Ok(())
     }
 
+    /// Zeroes an active slot, windows included: the state before the first token.
+    ///
+    /// # Errors
+    ///
+    /// When the slot is out of range; nothing was written.
+    ///
+    /// # Safety
+    ///
+    /// During the call every byte of the slot is valid for writes, and nobody else reads or writes
+    /// it.
+    pub unsafe fn clear(&self, slot: u32, threads: NonZeroUsize) -> Result<(), PairError> {
+        // The sink, which every pool has, is named as the source and not read.
+        let pairs = [Pair {
+            source: 0,
+            destination: slot,
+        }];
+        in_range((Side::Active, self.spec.active.slots), 0, slot)?;
+        // SAFETY: the caller owes the same for the slot; the spec was checked in `new`, the slot just
+        // now, and `Share::clear` reads nothing.
+        let shares = unsafe {
+            tiles::split(
+                &self.spec,
+                self.head,
+                &pairs,
+                Direction::Load,
+                self.parts(&pairs, threads),
+            )
+        };
+        run(shares, Share::clear);
+        Ok(())
+    }
+
     fn check_pairs(&self, pairs: &[Pair], direction: Direction) -> Result<(), PairError> {
         let active = (Side::Active, self.spec.active.slots);
         let checkpoint = (Side::Checkpoint, self.spec.checkpoint.rows.slots);
@@ -172,6 +204,9 @@ fn in_range((side, slots): (Side, usize), pair: usize, slot: u32) -> Result<(), 
 }
 
 fn distinct(pairs: &[Pair]) -> Result<(), PairError> {
+    if pairs.len() < 2 {
+        return Ok(()); // without memory for their order
+    }
     let mut order: Vec<_> = pairs.iter().map(|pair| pair.destination).zip(0..).collect();
     order.sort_unstable();
     match order.windows(2).find(|two| two[0].0 == two[1].0) {
@@ -185,7 +220,10 @@ fn distinct(pairs: &[Pair]) -> Result<(), PairError> {
 }
 
 /// Works on every share, each taken by whichever thread is free; the calling one is the first.
-fn run<'a>(shares: Vec<Share<'a>>, work: impl Fn(Share<'a>) + Sync) {
+fn run<'a>(mut shares: Vec<Share<'a>>, work: impl Fn(Share<'a>) + Sync) {
+    if shares.len() == 1 {
+        return shares.drain(..).for_each(work); // a scope costs more than a small state
+    }
     let helpers = shares.len().saturating_sub(1);
     let shares = Mutex::new(shares.into_iter());
     // A panic elsewhere leaves the rest of the shares as they are.

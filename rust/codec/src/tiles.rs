@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::spec::{HeadBytes, Pair, Spec, StateType, Strided};
+use crate::spec::{HeadBytes, Pair, Spec, StateType, Strided, Window};
 
 /// The matrix of one head, for reading: rows of bytes.
 #[derive(Clone, Copy)]
@@ -44,6 +44,13 @@ impl MatrixMut<'_> {
     pub(crate) fn row(&mut self, row: usize) -> &mut [u8] {
         let [row] = self.rows(row);
         row
+    }
+
+    /// Zeroes all rows.
+    fn clear(&mut self) {
+        for row in 0..self.rows {
+            self.row(row).fill(0);
+        }
     }
 
     /// `N` rows from `first` on.
@@ -203,6 +210,17 @@ impl<'a> Share<'a> {
         }
     }
 
+    fn target_matrix(&self, index: usize) -> MatrixMut<'a> {
+        let (layer, pair, head) = self.place(index, self.spec.shape.heads);
+        MatrixMut {
+            base: address(self.target.rows, layer, self.pairs[pair].destination, head),
+            rows: self.spec.shape.matrix(self.spec.layout).0,
+            row_bytes: self.target.row_bytes,
+            row_stride: self.target.rows.row_stride,
+            memory: PhantomData,
+        }
+    }
+
     /// Takes the next head; none is given twice.
     pub(crate) fn next_head(&mut self) -> Option<Item<'a>> {
         let index = self.heads.next()?;
@@ -211,13 +229,6 @@ impl<'a> Share<'a> {
             source,
             destination,
         } = self.pairs[pair];
-        let target = MatrixMut {
-            base: address(self.target.rows, layer, destination, head),
-            rows: self.spec.shape.matrix(self.spec.layout).0,
-            row_bytes: self.target.row_bytes,
-            row_stride: self.target.rows.row_stride,
-            memory: PhantomData,
-        };
         let source_scale = self.source.scales.map_or(&[][..], |scales| {
             let start = address(scales, layer, source, head);
             // SAFETY: the caller of `split` vouches for the scales of the source slots.
@@ -234,9 +245,19 @@ impl<'a> Share<'a> {
             pair,
             source: self.source_matrix(index),
             source_scale,
-            target,
+            target: self.target_matrix(index),
             target_scale,
         })
+    }
+
+    /// Zeroes what the share would write of a load. Reads nothing.
+    pub(crate) fn clear(mut self) {
+        while let Some(index) = self.heads.next() {
+            self.target_matrix(index).clear();
+        }
+        while let Some(index) = self.windows.next() {
+            self.target_window(index).fill(0);
+        }
     }
 
     /// Copies the share's windows of a load. They are small: `memcpy` serves every backend.
@@ -269,28 +290,31 @@ impl<'a> Share<'a> {
     fn next_window(&mut self) -> Option<Passing<'a>> {
         let index = self.windows.next()?;
         let (layer, pair, window) = self.place(index, self.spec.windows.len());
-        let bytes = self.spec.windows[window].bytes;
-        let Pair {
-            source,
-            destination,
-        } = self.pairs[pair];
-        let from = address(self.source.windows[window], layer, source, 0);
-        let to = address(self.target.windows[window], layer, destination, 0);
-        // SAFETY: the caller of `split` vouches for the windows of both slots, and that the
-        // destinations are distinct; shares have distinct positions and each gives a
-        // position once.
-        let (source, target) = unsafe {
-            (
-                std::slice::from_raw_parts(from, bytes),
-                std::slice::from_raw_parts_mut(to, bytes),
-            )
-        };
+        let Window { bytes, element, .. } = self.spec.windows[window];
+        let from = address(
+            self.source.windows[window],
+            layer,
+            self.pairs[pair].source,
+            0,
+        );
+        // SAFETY: the caller of `split` vouches for the windows of the source slots.
+        let source = unsafe { std::slice::from_raw_parts(from, bytes) };
         Some(Passing {
             pair,
             source,
-            target,
-            element: self.spec.windows[window].element,
+            target: self.target_window(index),
+            element,
         })
+    }
+
+    /// The window at a position that was just taken from `windows`.
+    fn target_window(&mut self, index: usize) -> &'a mut [u8] {
+        let (layer, pair, window) = self.place(index, self.spec.windows.len());
+        let slot = self.pairs[pair].destination;
+        let to = address(self.target.windows[window], layer, slot, 0);
+        // SAFETY: the caller of `split` vouches for the windows of the destination slots, and that
+        // they are distinct; shares have distinct positions and each gives a position once.
+        unsafe { std::slice::from_raw_parts_mut(to, self.spec.windows[window].bytes) }
     }
 }
 

@@ -58,9 +58,7 @@ impl Bench {
         } = self.start(tokens);
         self.cache.loaded(&sequence).expect("it is the first time");
         let slot = match begin {
-            Begin::Clear { dst } | Begin::Load { dst, .. } => {
-                dst.expect("the active pool is internal")
-            }
+            Begin::Clear { dst } | Begin::Load { dst, .. } => dst,
         };
         let reserved = self
             .cache
@@ -126,7 +124,7 @@ fn calls(criterion: &mut Criterion) {
     });
     let lease = bench.cache.lease(&matched).expect("nothing was evicted");
     group.bench_function("pages of a lease, 1000 tokens", |b| {
-        b.iter(|| bench.cache.lease_pages(black_box(&lease)))
+        b.iter(|| bench.cache.lease_pages(black_box(&lease), 0))
     });
     group.bench_function("start + finish, 1000 tokens", |b| {
         b.iter(|| {

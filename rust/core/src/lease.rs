@@ -85,7 +85,9 @@ impl<O: PageOwner> Cache<O> {
             length: forked.depth,
             serial: lease.0.serial,
         });
-        node.map(|node| self.ledger.prefixes.pin(node));
+        if let Some(node) = node {
+            self.ledger.prefixes.pin(node);
+        }
         let key = self.leases.insert(forked);
         Ok(Lease(self.handle(Kind::Lease, key)))
     }

@@ -68,11 +68,11 @@ mod sealed {
         const OWNER: Allocates;
     }
 
-    /// The page owners as a value.
+    /// Who allocates, as a value. What the engine allocates the pool may number.
     pub enum Allocates {
-        OwnPages,
-        EnginePages,
-        LogicalPages,
+        Cache,
+        Engine,
+        Numbers,
     }
 }
 
@@ -115,14 +115,14 @@ pub enum LogicalPages {}
 pub trait EngineOwned: PageOwner {}
 
 macro_rules! owners {
-    ($($owner:ident),*) => {$(
+    ($($owner:ident is $who:ident),*) => {$(
         impl sealed::Owner for $owner {
-            const OWNER: sealed::Allocates = sealed::Allocates::$owner;
+            const OWNER: sealed::Allocates = sealed::Allocates::$who;
         }
         impl PageOwner for $owner {}
     )*};
 }
-owners!(OwnPages, EnginePages, LogicalPages);
+owners!(OwnPages is Cache, EnginePages is Engine, LogicalPages is Numbers);
 impl EngineOwned for EnginePages {}
 impl EngineOwned for LogicalPages {}
 
@@ -232,9 +232,9 @@ impl<P> Ids<P> {
         };
         let outbox = Slots::default();
         match O::OWNER {
-            sealed::Allocates::OwnPages => Self::Own(numbers),
-            sealed::Allocates::LogicalPages => Self::Logical { numbers, outbox },
-            sealed::Allocates::EnginePages => Self::Engine {
+            sealed::Allocates::Cache => Self::Own(numbers),
+            sealed::Allocates::Numbers => Self::Logical { numbers, outbox },
+            sealed::Allocates::Engine => Self::Engine {
                 adopted: IdSet::new(),
                 outbox,
             },

@@ -134,10 +134,12 @@ mod vector {
         E::round(QuotientOf::<E>::TOO_LARGE).min(E::LARGEST)
     }
 
-    /// The buffers have one entry per channel, padded to a block.
+    /// The buffers have one entry per channel, padded to a block. Those that only a store needs are
+    /// made by the first.
     pub(crate) struct Heads<S, E> {
         rows: Rows<S>,
         layout: Layout,
+        channels: usize,
         /// Largest absolute values, as elements.
         amax: Vec<u8>,
         /// Scales as the checkpoint pool keeps them.
@@ -156,16 +158,21 @@ mod vector {
             Self {
                 rows,
                 layout,
-                amax: vec![0; channels * E::BYTES],
+                channels,
+                amax: Vec::new(),
                 encoded: vec![0; channels * E::Scale::BYTES],
                 scale: vec![0; channels * Fp32::BYTES],
-                factors: std::array::from_fn(|_| vec![0; channels * Fp32::BYTES]),
+                factors: [Vec::new(), Vec::new()],
                 element: PhantomData,
             }
         }
 
         #[inline(always)]
         fn store(&mut self, item: Item<'_>, ahead: Option<Matrix<'_>>) -> bool {
+            self.amax.resize(self.channels * E::BYTES, 0);
+            for factors in &mut self.factors {
+                factors.resize(self.channels * Fp32::BYTES, 0);
+            }
             self.find_amax(item.source);
             if fold_row::<S, E>(self.rows.simd, &self.amax) >= for_oracle::<E>() {
                 return Int8::store::<E>(self.layout, item);

@@ -96,6 +96,35 @@ fn every_row_length_equals_the_oracle() {
     }
 }
 
+/// Small with gaps, and large enough for threads to start.
+#[test]
+fn a_cleared_slot_is_zero_and_nothing_else_is_written() {
+    for layout in LAYOUTS {
+        for (d, heads, skew, threads) in [(5, 3, 7, 1), (128, 7, 0, 1), (128, 7, 0, 1000)] {
+            let case = Case {
+                state: StateType::Fp32,
+                layout,
+                format: Format::Int8,
+                shape: Shape {
+                    heads,
+                    d_k: d,
+                    d_v: d + 1,
+                },
+                layers: 5,
+                slots: 4,
+                skew,
+                values: Values::Any,
+                seed: 3,
+            };
+            for slot in 1..4 {
+                for (found, wanted) in case.clear(slot, threads) {
+                    assert!(found == wanted, "slot {slot} of {case:?}");
+                }
+            }
+        }
+    }
+}
+
 /// Large enough for threads to start and for streamed writes.
 #[test]
 fn the_result_does_not_depend_on_threads() {

@@ -268,6 +268,47 @@ impl Case {
         }
     }
 
+    /// Clears a slot of a filled pool and of its window. What both hold then, and what they should.
+    pub(crate) fn clear(&self, slot: u32, threads: usize) -> [(Vec<u8>, Vec<u8>); 2] {
+        let threads = NonZeroUsize::new(threads).expect("at least one thread");
+        let (mut active, active_pool) = self.active();
+        let (mut window, window_pool) = self.window();
+        self.fill(&mut active);
+        self.fill(&mut window);
+        let (rows, columns) = self.matrix();
+        let row = columns * self.state.bytes();
+        let cleared = [
+            zeroed(
+                &mut active,
+                &active_pool,
+                [slot as usize, self.shape.heads, rows, row],
+            ),
+            zeroed(
+                &mut window,
+                &window_pool,
+                [slot as usize, 1, 1, WINDOW_BYTES],
+            ),
+        ];
+        let (_checkpoint, checkpoint_pool) = self.checkpoint();
+        let (_scale, scale_pool) = self.scale();
+        let (_kept, kept_pool) = self.window();
+        let windows = vec![Window {
+            active: window_pool,
+            checkpoint: kept_pool,
+            bytes: WINDOW_BYTES,
+            element: None,
+        }];
+        let plan = Plan::new(self.spec(active_pool, checkpoint_pool, scale_pool, windows))
+            .expect("the spec is sound");
+        // SAFETY: every pool lies within a buffer of its own, which nobody else uses now.
+        unsafe { plan.clear(slot, threads) }.expect("a sound slot");
+        let [state, window_cleared] = cleared;
+        [
+            (active.bytes().to_vec(), state),
+            (window.bytes().to_vec(), window_cleared),
+        ]
+    }
+
     /// Every backend leaves the bytes that the oracle leaves.
     pub(crate) fn agree(&self, threads: usize) {
         let oracle = self.run(Backend::Scalar, 1);
@@ -278,4 +319,20 @@ impl Case {
             );
         }
     }
+}
+
+/// What a buffer holds, with zeros in all rows of one slot of all layers.
+fn zeroed(memory: &mut Memory, pool: &Strided, [slot, heads, rows, row]: [usize; 4]) -> Vec<u8> {
+    let base = memory.address();
+    let mut bytes = memory.bytes().to_vec();
+    for layer in &pool.layers {
+        for (head, index) in (0..heads).flat_map(|head| (0..rows).map(move |index| (head, index))) {
+            let start = layer - base
+                + slot * pool.slot_stride
+                + head * pool.head_stride
+                + index * pool.row_stride;
+            bytes[start..start + row].fill(0);
+        }
+    }
+    bytes
 }

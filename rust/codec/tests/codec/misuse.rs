@@ -338,6 +338,25 @@ fn one_source_may_serve_many_destinations() {
 }
 
 #[test]
+fn a_slot_that_is_not_there_is_not_cleared() {
+    let cases = [
+        (0, "pair 0: slot 0 of the active pool is the padding sink"),
+        (
+            4,
+            "pair 0: slot 4 is not in the active pool, whose last slot is 3",
+        ),
+    ];
+    for (slot, message) in cases {
+        let (spec, [active, ..]) = spec();
+        let plan = Plan::new(spec).expect("the spec is sound");
+        // SAFETY: the pools lie within the three buffers, which nobody else uses now.
+        let refused = unsafe { plan.clear(slot, NonZeroUsize::MIN) };
+        assert_eq!(refused.expect_err("no such slot").to_string(), message);
+        assert!(active.bytes().iter().all(|&byte| byte == UNWRITTEN));
+    }
+}
+
+#[test]
 fn no_pairs_is_no_work() {
     assert_eq!(stored(&[]), (Ok(Vec::new()), true));
 }
