@@ -479,12 +479,11 @@ impl Ledger {
         state: Encoded,
         (encodings, creation): (u32, Creation),
     ) -> Stored {
-        let Placed {
+        let &Placed {
             node,
             brought,
-            exchanged,
+            ref exchanged,
         } = placed;
-        let (node, brought) = (*node, *brought);
         let slot = state.slot.id();
         let serial = self.next_serial();
         let step = self.flight.writer();
