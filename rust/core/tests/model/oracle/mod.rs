@@ -5,6 +5,7 @@
 //! predicted: the test passes in those that the real cache chose, and the model refuses an id that
 //! is in use.
 
+mod leases;
 mod operations;
 mod pools;
 mod steps;

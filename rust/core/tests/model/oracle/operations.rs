@@ -132,81 +132,6 @@ impl Naive {
         Ok(found)
     }
 
-    pub(crate) fn lease(
-        &mut self,
-        id: u64,
-        namespace: &Namespace,
-        tokens: &[u32],
-        found: &Found,
-    ) -> Result<(), Misuse> {
-        if found.resets != self.resets {
-            return Err(Misuse::Stale("the cache was reset after the lookup"));
-        }
-        if found
-            .state
-            .is_some_and(|(_, serial)| self.states.values().all(|state| state.serial != serial))
-        {
-            return Err(Misuse::Stale("its checkpoint was evicted after the lookup"));
-        }
-        let holder = Holder {
-            namespace: namespace.clone(),
-            resets: self.resets,
-            holdings: self.read(namespace, tokens, found),
-            tokens: Vec::new(),
-            claimed: 0,
-            reused: 0,
-            loaded: false,
-            no_store: false,
-            encodings: found.encodings,
-            said: Vec::new(),
-        };
-        self.holders.insert(id, holder);
-        self.consume(found);
-        Ok(())
-    }
-
-    /// The deepest ready state of `tokens` is as recent as if it had been used.
-    pub(crate) fn touch(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
-        let found = self.find_within(namespace, tokens, tokens.len());
-        if let Some((_, serial)) = found.state {
-            let stamp = self.tick();
-            let state = self.states.values_mut().find(|it| it.serial == serial);
-            state.expect("what was found is cached").stamp = stamp;
-        }
-        found.length
-    }
-
-    pub(crate) fn fork_lease(&mut self, id: u64, new: u64) {
-        let holder = &self.holders[&id];
-        let forked = Holder {
-            holdings: Holdings {
-                path: holder.holdings.path.clone(),
-                ..Holdings::default()
-            },
-            ..holder.clone()
-        };
-        self.holders.insert(new, forked);
-    }
-
-    /// The checkpoint slot that a lease still reads.
-    pub(crate) fn lease_state(&self, id: u64) -> Option<u32> {
-        let serial = self.holders[&id].holdings.reads?;
-        let cached = self
-            .states
-            .values()
-            .find(|state| state.serial == serial)
-            .map(|state| state.slot);
-        cached.or_else(|| self.withdrawn.get(&serial).copied())
-    }
-
-    pub(crate) fn lease_loaded(&mut self, id: u64) {
-        let reads = self.holder_mut(id).holdings.reads.take();
-        self.give_back(Holdings {
-            reads,
-            ..Holdings::default()
-        });
-    }
-
     pub(crate) fn loaded(&mut self, id: u64) -> Result<(), Misuse> {
         if std::mem::replace(&mut self.holder_mut(id).loaded, true) {
             return Err(Misuse::AlreadyLoaded);
@@ -311,52 +236,15 @@ impl Naive {
         Ok(())
     }
 
-    /// What a lease brings goes on from its prefix. One whose state is still to be loaded has
-    /// nothing deeper.
-    pub(crate) fn check_leased(
-        &self,
-        owner: u64,
-        tokens: &[u32],
-        legal: usize,
-    ) -> Result<(), Misuse> {
-        let depth = tokens.len();
-        Self::on_grid(depth, legal)?;
-        self.check_prefix(owner, tokens)?;
-        let holder = &self.holders[&owner];
-        if holder.holdings.reads.is_some() && depth > holder.depth() {
-            return Err(Misuse::NotLoaded);
-        }
-        Ok(())
-    }
-
     pub(crate) fn check_depth(&self, depth: usize) -> Result<(), Misuse> {
         Self::on_grid(depth, self.legal)
     }
 
-    fn on_grid(depth: usize, legal: usize) -> Result<(), Misuse> {
+    pub(super) fn on_grid(depth: usize, legal: usize) -> Result<(), Misuse> {
         if depth.is_multiple_of(legal) {
             Ok(())
         } else {
             Err(Misuse::Unaligned { depth, legal })
-        }
-    }
-
-    /// A lease may have moved down another path since `tokens` were reserved for it.
-    pub(crate) fn check_prefix(&self, owner: u64, tokens: &[u32]) -> Result<(), Misuse> {
-        let Some(path) = self.holders[&owner].holdings.path() else {
-            return Ok(());
-        };
-        let agrees = path
-            .tokens
-            .iter()
-            .zip(tokens)
-            .all(|(leased, given)| leased == given);
-        if agrees {
-            Ok(())
-        } else {
-            Err(Misuse::PrefixMismatch {
-                leased: path.depth(),
-            })
         }
     }
 
@@ -488,43 +376,6 @@ impl Naive {
         (outcome, Vec::new())
     }
 
-    /// Places pages without a state; says how many of the given ones were there, or why not.
-    pub(crate) fn extend(
-        &mut self,
-        owner: u64,
-        tokens: &[u32],
-        given: &[u32],
-    ) -> Result<usize, Skip> {
-        let holder = &self.holders[&owner];
-        if !self.is_current(holder) {
-            return Err(Skip::Reset);
-        }
-        let prefix = Prefix::new(self.resets, &holder.namespace, tokens);
-        let leased = holder.depth();
-        if self.has_unproven(&prefix, leased) {
-            return Err(Skip::NotReady);
-        }
-        self.extends += 1;
-        let serial = Self::EXTENDS + self.extends;
-        let brought = self.pages_end(&prefix);
-        let duplicates = self.place(&prefix, leased, given, Some(serial));
-        let step = self.outstanding.last().copied();
-        let ticket = step.max(self.proofs.keys().next_back().copied());
-        if let Some(ticket) = ticket.filter(|_| self.has_kv() && brought < tokens.len()) {
-            self.stores.insert(serial, (prefix.clone(), brought));
-            self.writing.push(Writing {
-                ticket,
-                step,
-                path: prefix.clone(),
-                serial,
-            });
-        }
-        if tokens.len() > leased {
-            self.holder_mut(owner).holdings.path = Some(prefix);
-        }
-        Ok(duplicates.len())
-    }
-
     pub(crate) fn evict(&mut self, pool: PoolKind, n: usize) -> Freed {
         let freed = match pool {
             PoolKind::Kv => self.evict_kv(n),
@@ -535,14 +386,14 @@ impl Naive {
         freed
     }
 
-    fn holder_mut(&mut self, id: u64) -> &mut Holder {
+    pub(super) fn holder_mut(&mut self, id: u64) -> &mut Holder {
         self.holders
             .get_mut(&id)
             .expect("the test names a live holder")
     }
 
     /// Pins on what was found.
-    fn read(&self, namespace: &Namespace, tokens: &[u32], found: &Found) -> Holdings {
+    pub(super) fn read(&self, namespace: &Namespace, tokens: &[u32], found: &Found) -> Holdings {
         let path = (found.length > 0)
             .then(|| Prefix::new(self.resets, namespace, &tokens[..found.length]));
         Holdings {
@@ -553,7 +404,7 @@ impl Naive {
     }
 
     /// Counts a use, and makes the consumed checkpoint, and no other, the most recent.
-    fn consume(&mut self, found: &Found) {
+    pub(super) fn consume(&mut self, found: &Found) {
         let stats = &mut self.stats;
         match found.reason {
             Reason::Hit => stats.hits += 1,
@@ -611,12 +462,12 @@ impl Naive {
     }
 
     /// A holder from before a reset, or of a prefix that turned out invalid, brings nothing.
-    fn is_current(&self, holder: &Holder) -> bool {
+    pub(super) fn is_current(&self, holder: &Holder) -> bool {
         let path = holder.holdings.path();
         holder.resets == self.resets && path.is_none_or(|path| path.refused.is_empty())
     }
 
-    fn has_unproven(&self, prefix: &Prefix, leased: usize) -> bool {
+    pub(super) fn has_unproven(&self, prefix: &Prefix, leased: usize) -> bool {
         let mut pages = self.pages.iter().filter(|_| self.has_kv());
         pages.any(|(path, page)| {
             path.depth() > leased && prefix.starts_with(path) && self.is_unproven(page)
@@ -654,7 +505,7 @@ impl Naive {
     }
 
     /// Up to which depth the pages of `prefix` are cached.
-    fn pages_end(&self, prefix: &Prefix) -> usize {
+    pub(super) fn pages_end(&self, prefix: &Prefix) -> usize {
         self.pages
             .keys()
             .filter(|page| prefix.starts_with(page))
@@ -665,7 +516,7 @@ impl Naive {
 
     /// Caches every page of `prefix`; those past `leased` come from `pages`, with the store
     /// `serial`. Returns the ones cached already.
-    fn place(
+    pub(super) fn place(
         &mut self,
         prefix: &Prefix,
         leased: usize,
