@@ -361,7 +361,7 @@ def test_a_slot_given_back_in_a_step_is_nobody_elses_before_the_step_has_retired
     ("wrong", "rule"),
     [
         (lambda seq: seq.give_back_slot(seq.slot), "holds the running state"),
-        (lambda seq: seq.give_back_slot(0), "active slot 0 is not one of this sequence's slots"),
+        (lambda seq: seq.give_back_slot(0), "active slot 0 is not one of this request's slots"),
         (lambda seq: seq.give_back_slot(-1), "slot -1 is outside"),
     ],
 )

@@ -505,6 +505,18 @@ def test_a_lease_loads_its_state_once() -> None:
     assert cache.active.state(2).eq(3).all(), "and does not clear the slot instead"
 
 
+def test_a_lease_with_tokens_and_no_state_does_not_load_the_empty_one() -> None:
+    cache = make_engine()
+    with cache.lease(cache.lookup(PROMPT)) as lease:
+        lease.load(1)
+        cache.active.state(1).fill_(3)
+        lease.extend(PROMPT[:8], pages=[1, 2])
+        for each in (lease, lease.fork()):
+            with pytest.raises(AlreadyLoadedError, match="has 8 tokens and no state to load"):
+                each.load(1)
+    assert cache.active.state(1).eq(3).all(), "the slot was not cleared"
+
+
 def test_what_may_not_be_published_evicts_nothing() -> None:
     cache = make_engine()
     for n in range(6):

@@ -356,3 +356,8 @@ def test_a_start_that_reuses_nothing_waits_for_room_and_reads_an_iterator_once(c
         assert cache.usage("kv").free == 4, "too few, until proofs are read"
         with cache.start(iter([1] * 9), no_read=True) as other:
             assert other.length == 9
+
+
+def test_a_lookup_of_all_tokens_waits_for_the_verdict_on_their_last_state(cache: LateCache) -> None:
+    put(cache, depth=8)
+    assert cache.lookup(PROMPT[:8], whole=True).length == 8

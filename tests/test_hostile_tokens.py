@@ -1,36 +1,19 @@
 """Tokens that somebody chose to do harm, and keys that tokens alone do not tell apart."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import product
 
 import pytest
 from native import store
 from radixstate import EngineCache, PrefixCache, SpanKeys, StateSpec, _native
 from radixstate.errors import ConfigError
 
-PAGES = 8192
+from benchmarks.speed.hostile import PAGES, colliding_pages, ordinary_pages
+
 FACTOR = 0xF1357AEA2E62A9C5
 """Of FxHasher, which hashed the first pages once."""
-
-STEPS = (
-    (-5, -8, -1, 0, -9, -4, 1, 5, 5, 7, -1, 3, 0, -5, 1, -9),
-    (14, -3, -1, -5, -4, -1, -2, 7, -8, -3, -7, 3, -2, 4, -2, 2),
-    (2, -8, -11, 3, 5, 5, -5, -5, 7, -8, 6, 4, 3, 1, 2, 3),
-)
-"""Short vectors that a lattice reduction finds in a tenth of a second: adding one to a page keeps its FxHash."""
-
-
-def hostile_pages() -> Iterator[list[int]]:
-    """Pages of ordinary tokens that all had one hash."""
-    times = range(round(PAGES ** (1 / 3)) + 1)
-    for _, factors in zip(range(PAGES), product(times, repeat=3), strict=False):
-        moves = (sum(n * s for n, s in zip(factors, step, strict=True)) for step in zip(*STEPS, strict=True))
-        yield [50_000 + move for move in moves]
-
-
-def ordinary_pages() -> Iterator[list[int]]:
-    return ([50_000 + 16 * i + j for j in range(16)] for i in range(PAGES))
 
 
 def fxhash(page: list[int]) -> int:
@@ -57,8 +40,8 @@ def seconds(call: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def test_the_hostile_pages_would_collide_under_a_known_hash() -> None:
-    pages = list(hostile_pages())
+def test_the_colliding_pages_would_collide_under_a_known_hash() -> None:
+    pages = list(colliding_pages())
     assert len({tuple(page) for page in pages}) == PAGES
     assert len({fxhash(page) for page in pages}) == 1
 
@@ -66,7 +49,7 @@ def test_the_hostile_pages_would_collide_under_a_known_hash() -> None:
 # A ratio of times, so generous: colliding pages were 30 times slower at this number, and slower still at more.
 def test_pages_chosen_against_a_known_hash_cost_what_others_cost() -> None:
     took = []
-    for pages in (ordinary_pages(), hostile_pages()):
+    for pages in (ordinary_pages(), colliding_pages()):
         cache, prompts = holding(pages)
         asked = prompts[:: len(prompts) // 500]
 
@@ -143,3 +126,28 @@ def test_tokens_that_would_be_those_of_a_digest_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             keys.key(PLACEHOLDERS, spans)
+
+
+COLLECTING = """
+import gc
+from radixstate import SpanKeys
+
+keys = SpanKeys()
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        keys.key([1])
+
+gc.set_threshold(1)
+for _ in range(200):
+    Garbage()
+    keys.key([1, 2], [(0, 1, bytes(16))])
+"""
+
+
+def test_garbage_that_asks_for_a_key_while_a_key_is_made_is_answered() -> None:
+    # In a process of its own: a deadlock there holds the lock of the interpreter.
+    subprocess.run([sys.executable, "-c", COLLECTING], timeout=60, check=True)

@@ -184,7 +184,7 @@ MISUSES: list[tuple[str, str, Callable[[], object]]] = [
         "checkpoint depth 12 is past the 9 tokens this sequence has written",
         misuse_depth_past_end,
     ),
-    ("NotYourSlot", "active slot 2 is not one of this sequence's slots", misuse_not_your_slot),
+    ("NotYourSlot", "active slot 2 is not one of this request's slots", misuse_not_your_slot),
     (
         "RunningSlot",
         "active slot 1 holds the running state: it goes back with its sequence",
@@ -225,7 +225,7 @@ MISUSES: list[tuple[str, str, Callable[[], object]]] = [
         misuse_too_many_pages,
     ),
     ("LengthMismatch", "4 pages given, 0 expected: the cache numbers them", misuse_numbered_pages),
-    ("NotYourSlot", "active slot 1 is not one of this sequence's slots", misuse_slot_of_a_lease),
+    ("NotYourSlot", "active slot 1 is not one of this request's slots", misuse_slot_of_a_lease),
     ("Misuse", "pool 'kvs' is none of 'kv', 'active', 'checkpoint'", misuse_pool_name),
 ]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixstate import EngineCache, Lease, PrefixCache, Sequence, Skipped, StateSpec, Stored
-from radixstate._native import Step
+from radixstate import EngineCache, Lease, PrefixCache, Sequence, Skipped, StateSpec, Stored, _native
+from radixstate._native import PendingHandle, Step
 
 SPEC = StateSpec(layers=1, heads=1, d_k=2, d_v=2, dtype="float32", layout="v_last")
 PAGE = 16
@@ -352,3 +352,33 @@ def test_states_whose_step_ran_are_found_whatever_failed_beside_them() -> None:
             engine.retire()
         lost = [w for w in engine.ran if engine.cache.lookup(w.prompt).length < w.stored]
         assert not lost, f"{len(lost)} of {len(engine.ran)}"
+
+
+# --- an engine's pages ---
+
+
+def test_pages_that_were_not_taken_over_stay_the_engines_though_their_state_is_being_written() -> None:
+    cache = make_engine()
+    first, second = (cache.lease(cache.lookup(PROMPT)) for _ in range(2))
+    step = cache.begin_step()
+    assert isinstance(first.publish(PROMPT[:PAGE], source=1, pages=[1]).outcome, Stored)
+    late = second.publish(PROMPT[:PAGE], source=2, pages=[2])
+    assert (late.outcome, late.replaced) == (Skipped("not_ready"), None), "not duplicate: that shares pages"
+    assert second.depth == 0
+    cache.retire_step(step)
+    again = second.publish(PROMPT[:PAGE], source=2, pages=[2])
+    assert (again.outcome, again.replaced, second.pages) == (Skipped("duplicate"), (0, PAGE), [1])
+
+
+def test_a_slot_reserved_before_another_publishes_shares_no_pages_that_are_being_written() -> None:
+    cache = make_engine()
+    native = cache._native
+    first, second = (cache.lease(cache.lookup(PROMPT)) for _ in range(2))
+    pending = native.reserve(second._handle, PROMPT[:PAGE], [2])
+    assert isinstance(pending, PendingHandle)
+    with cache.step():
+        first.publish(PROMPT[:PAGE], source=1, pages=[1])
+        made = native.publish(second._handle, PROMPT[:PAGE], [2], pending)
+    assert isinstance(made.outcome, _native.Skipped)
+    assert (made.outcome.reason, made.replaced, second.depth) == ("not_ready", None, 0)
+    assert cache.usage("checkpoint").held == 0

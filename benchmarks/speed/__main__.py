@@ -23,7 +23,7 @@ from benchmarks.speed import layers, plots, table, workers
 # Tasks of each section, and how often they run; the median counts.
 SECTIONS: dict[str, tuple[tuple[str, ...], int]] = {
     "trees": (("W1", "W2", "W3"), 5),
-    "growth": (("leaves", "chain", "pinned", "fragments", "prompt"), 1),
+    "growth": (("leaves", "chain", "pinned", "fragments", "prompt", "hostile"), 1),
     "requests": (("admission",), 3),
     "boundary": (("boundary",), 3),
     "front": (("front",), 3),

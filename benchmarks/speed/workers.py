@@ -32,6 +32,7 @@ TASKS = {
     "pinned": "growth:pinned",
     "fragments": "growth:fragments",
     "prompt": "growth:prompt",
+    "hostile": "hostile:measure",
     "admission": "tree:admission",
     "boundary": "layers:boundary",
     "front": "layers:front",

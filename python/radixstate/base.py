@@ -88,7 +88,7 @@ class CacheBase(Owner, Generic[Native]):
         if whole and max_length is not None:
             raise ConfigError(f"whole=True finds all tokens, max_length={max_length} contradicts it")
         if self._proofs.verdicts:
-            tokens = self._proven(tokens, namespace, max_length)
+            tokens = self._proven(tokens, namespace, max_length, whole=whole)
         if whole:
             return self._native.lookup_whole(tokens, namespace)
         return self._native.lookup(tokens, namespace=namespace, max_length=max_length)
@@ -119,15 +119,21 @@ class CacheBase(Owner, Generic[Native]):
         else:
             self._proofs.report_done()
 
-    def _proven(self, tokens: Tokens, namespace: Namespace | None, max_length: int | None) -> Tokens:
-        """If this prompt could hit a state that is not yet known to be finite, waits until it is known.
+    def _proven(
+        self, tokens: Tokens, namespace: Namespace | None, max_length: int | None, *, whole: bool = False
+    ) -> Tokens:
+        """If these tokens could hit a state that is not yet known to be finite, waits until it is known.
 
         Returns the tokens; an iterator is read into a list.
         """
         if not self._proofs:
             return tokens
         tokens = sized(tokens)
-        if self._native.lookup(tokens, namespace=namespace, max_length=max_length).not_ready:
+        if whole:
+            found = self._native.lookup_whole(tokens, namespace)
+        else:
+            found = self._native.lookup(tokens, namespace=namespace, max_length=max_length)
+        if found.not_ready:
             self._proofs.report(None)
         return tokens
 

@@ -84,12 +84,15 @@ class Lease(Owner):
         Raises:
             SlotError: `slot` is no active slot.
             NotYourSlotError: the cache hands out the slots, and `slot` is none of this lease.
-            AlreadyLoadedError: the pin has ended, and the state may be gone.
+            AlreadyLoadedError: the pin has ended, and the state may be gone; or the lease has tokens that no state
+                was matched for, as a fork or one that was extended: the empty state is not theirs.
         """
         self._cache._require(self, slot)
         state = self.state
         if state is None and self.match.length:
             raise AlreadyLoadedError(f"this lease's state at depth {self.match.length} was loaded before")
+        if state is None and self.depth:
+            raise AlreadyLoadedError(f"this lease has {self.depth} tokens and no state to load for them")
         self._cache._transfer.fill(state, slot)
         self.loaded()
 
@@ -176,7 +179,8 @@ class Lease(Owner):
     def publish(self, tokens: Tokens, *, source: Slot, pages: Iterable[int] | None = None) -> Published:
         """Caches the state after `tokens`, which active slot `source` holds, and the KV pages with it.
 
-        All or nothing, but for a state that is cached already: then the pages are shared as by `extend`.
+        All or nothing, but for a state that is cached already (`duplicate`): then the pages are shared as by
+        `extend`. While another request still writes it that is `not_ready`, and nothing is shared.
 
         Args:
             tokens: from the start of the prompt; their number must be a legal depth.
@@ -195,8 +199,11 @@ class Lease(Owner):
         source = self._cache._require(self, source)
         pending = self._reserve(partial(native.reserve, self._handle, tokens, pages))
         if isinstance(pending, _native.Skipped):
-            shared = pending.reason == "duplicate"
-            return Published(skipped(pending), self.extend(tokens, pages).replaced if shared else None)
+            if pending.reason != "duplicate":
+                return Published(skipped(pending), None)
+            # While another request still writes that state and its pages, none are shared.
+            shared = self.extend(tokens, pages)
+            return Published(shared.skipped or skipped(pending), shared.replaced)
 
         def publish(proven: bool) -> Entered:
             made = native.publish(self._handle, tokens, pages, pending, proven=proven)

@@ -96,7 +96,8 @@ class ReferenceEngineCache(ReferenceBase):
     ) -> Published:
         if skipped := self._barred(lease, target):
             self.drop(pending)
-            return Published(skipped, None)
+            # One that is still being written shares no pages, where a duplicate does.
+            return Published(Skipped("not_ready") if skipped.reason == "duplicate" else skipped, None)
         start, adopted = lease.prefix.depth, self._adopt(lease, target, pages)
         outcome, duplicates = self._publish(lease, target, adopted, pending, proven)
         self.pools["kv"].hand_back(duplicates)

@@ -149,6 +149,6 @@ def _on_a_live_lease(cache: CheckedEngineCache, lease: CheckedLease) -> Wrong:
     others = [slot for slot in range(1, cache.active.slots + 1) if slot not in lease.slots]
     if cache.own_slots:
         wrong += [(NotYourSlotError, partial(lease.load, slot)) for slot in others[:1]]
-    elif lease.state is None and lease.match.length:
+    elif lease.state is None and lease.depth:
         wrong.append((AlreadyLoadedError, partial(lease.load, 1)))
     return wrong

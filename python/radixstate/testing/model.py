@@ -241,10 +241,9 @@ class ModelEngine(Model[ReferenceEngineCache]):
 class ModelLease:
     """A lease of a `ModelEngine`."""
 
-    def __init__(self, cache: ModelEngine, lease: records.Lease, hit: bool | None = None) -> None:
-        """Made by `ModelEngine.lease` and `fork`. `hit`: a state was found, by default if the lease has tokens."""
+    def __init__(self, cache: ModelEngine, lease: records.Lease) -> None:
+        """Made by `ModelEngine.lease` and `fork`."""
         self.cache, self.lease = cache, lease
-        self._hit = lease.prefix.depth > 0 if hit is None else hit
         self._ended = False  # a step in flight may keep what it gave back
 
     def loaded(self) -> None:
@@ -255,13 +254,13 @@ class ModelLease:
         """See `Lease.load`."""
         self._require_slot(slot)
         lease = self._alive()
-        if lease.state is None and self._hit:
+        if lease.state is None and lease.prefix.depth:
             raise records.Misuse("already_loaded")
         self.cache.reference.lease_loaded(lease)
 
     def fork(self) -> ModelLease:
         """See `Lease.fork`."""
-        return ModelLease(self.cache, self.cache.reference.fork_lease(self._alive()), self._hit)
+        return ModelLease(self.cache, self.cache.reference.fork_lease(self._alive()))
 
     def take_slot(self) -> int:
         """See `Lease.take_slot`."""
@@ -293,7 +292,8 @@ class ModelLease:
         lease, reference = self._alive(), self.cache.reference
         taken = reference.reserve(lease, known, given)
         if taken == records.Skipped("duplicate"):
-            return records.Published(taken, reference.extend(lease, known, given).replaced)
+            shared = reference.extend(lease, known, given)
+            return records.Published(shared.skipped or taken, shared.replaced)
         made = self._store(taken, source, partial(reference.publish, lease, known, given))
         if isinstance(made, Skipped):
             return Published(made, None)

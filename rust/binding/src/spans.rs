@@ -50,9 +50,9 @@ impl SpanKeys {
             })
             .collect();
         let tokens = tokens.into_vec(py)?;
-        // Nothing in there panics halfway through a change.
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = keys.key(&tokens, &spans)?;
+        // Nothing in there panics halfway through a change. The lock ends with this line: to make an
+        // object may collect garbage, so run Python code that comes here again.
+        let key = (self.0.lock().unwrap_or_else(PoisonError::into_inner)).key(&tokens, &spans)?;
         let bytes: Vec<u8> = key.iter().flat_map(|token| token.to_ne_bytes()).collect();
         let view = PyMemoryView::from(&PyBytes::new(py, &bytes))?;
         Ok(view.call_method1("cast", ("I",))?)

@@ -340,6 +340,12 @@ fn publish(
     let admitted = match ledger.admit(leased, tokens, state) {
         Ok(admitted) => admitted,
         Err(skip) => {
+            // A duplicate that is not admitted is still being written, and so are its pages: none
+            // are shared, where the pages of a duplicate are.
+            let skip = match skip {
+                Skip::Duplicate => Skip::NotReady,
+                other => other,
+            };
             return Published {
                 outcome: Commit::Skipped(skip),
                 replaced: 0..0,

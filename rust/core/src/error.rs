@@ -196,7 +196,7 @@ impl fmt::Display for Misuse {
                 )
             }
             Self::NotYourSlot { slot } => {
-                write!(f, "active slot {slot} is not one of this sequence's slots")
+                write!(f, "active slot {slot} is not one of this request's slots")
             }
             Self::RunningSlot { slot } => {
                 write!(

@@ -457,7 +457,7 @@ fn messages_give_the_rule_and_the_numbers() {
         ),
         (
             Misuse::NotYourSlot { slot: 2 },
-            "active slot 2 is not one of this sequence's",
+            "active slot 2 is not one of this request's",
         ),
         (
             Misuse::RunningSlot { slot: 1 },

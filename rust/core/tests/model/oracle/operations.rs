@@ -438,6 +438,11 @@ impl Naive {
                     state: Some(slot),
                     ..Holdings::default()
                 });
+                // An engine hears which pages were shared: of one that is still being written none.
+                let skip = match skip {
+                    Skip::Duplicate if given.is_some() => Skip::NotReady,
+                    other => other,
+                };
                 return (Published::Skipped(skip), Vec::new());
             }
         };
