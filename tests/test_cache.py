@@ -597,7 +597,24 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_policy_is_chosen_by_its_name() -> None:
-    assert make(policy="lru").stats().starts == 0
-    with pytest.raises(ConfigError, match='policy must be one of lru, got "mru"'):
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+def test_a_policy_is_chosen_by_its_name_and_serves(policy: str) -> None:
+    cache = make(policy=policy, checkpoint_slots=2)
+    for prompt in (range(9), range(20, 29), range(40, 49), range(40, 49)):
+        with cache.start([*prompt]) as seq:
+            reused = seq.reused
+            if reused == 0:
+                compute(seq, cache)
+                assert isinstance(seq.checkpoint(8), Stored)
+    assert reused == 8
+    stats = cache.stats()
+    assert (stats.starts, stats.hits, stats.evictions.for_checkpoint.checkpoints) == (4, 1, 1)
+    cache.check()
+    engine = make_engine(policy=policy)
+    engine.lease(engine.lookup([1, 2, 3])).release()
+    engine.check()
+
+
+def test_a_policy_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match='policy must be one of lru, hit-density, got "mru"'):
         make(policy="mru")

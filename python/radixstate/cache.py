@@ -64,7 +64,8 @@ class PrefixCache(CacheBase[_native.Cache]):
             format: of the checkpoints.
             active: an engine's tensors, see `ActivePool.bind`; their device is used.
             device: where the pools are allocated.
-            policy: which cached state is evicted first; `lru`: the one stored or hit the longest ago.
+            policy: which cached state is evicted first; `lru`: the one stored or hit the longest ago; `hit-density`:
+                the one that promises the fewest saved FLOPs for each request that it is kept, see `docs/policies.md`.
             prompt_tokens: of a typical prompt; a RuntimeWarning says if as many as run at once, each stored at
                 every legal depth, have more states than there are checkpoint slots.
 

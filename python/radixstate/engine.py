@@ -69,7 +69,8 @@ class EngineCache(CacheBase[_native.EngineCache]):
             format: of the checkpoints.
             active: the engine's tensors, see `ActivePool.bind`; their device is used.
             device: where the pools are allocated.
-            policy: which cached state is evicted first; `lru`: the one stored or hit the longest ago.
+            policy: which cached state is evicted first; `lru`: the one stored or hit the longest ago; `hit-density`:
+                the one that promises the fewest saved FLOPs for each request that it is kept, see `docs/policies.md`.
             logical: the engine names no pages. The cache numbers those that it takes over, 1..=kv_pages, and
                 the engine maps the numbers to pages, as in a table on its device.
             own_slots: the cache hands out the active slots, by `Lease.take_slot`.

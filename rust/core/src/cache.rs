@@ -13,6 +13,7 @@ use crate::handle::{Dropped, Handle, Inbox, Kind, Step, StepId};
 use crate::ledger::{Leased, Ledger};
 use crate::lookup::{Match, Reusable};
 use crate::namespace::Namespace;
+use crate::outline::Outline;
 use crate::policy::{Lru, Policy};
 use crate::pool::{OwnPages, PageOwner, Pool, PoolConfig, PoolKind, Usage};
 use crate::prefixes::{Freed, Prefixes};
@@ -207,7 +208,8 @@ impl<O: PageOwner> Cache<O> {
         self.collect_dropped();
         let reusable = self.find(namespace, tokens, max_length)?;
         self.ledger.emit(Event::Lookup);
-        Ok(self.describe(namespace, reusable))
+        let outline = self.ledger.prefixes.outline(namespace, tokens);
+        Ok(self.describe(namespace, reusable, outline))
     }
 
     /// How much of `tokens` is cached, the whole of them included. For what is no prompt: a prompt
@@ -223,7 +225,8 @@ impl<O: PageOwner> Cache<O> {
         let prefixes = &self.ledger.prefixes;
         let reusable = prefixes.find(namespace, tokens, tokens.len());
         self.ledger.emit(Event::Lookup);
-        Ok(self.describe(namespace, reusable))
+        let outline = self.ledger.prefixes.outline(namespace, tokens);
+        Ok(self.describe(namespace, reusable, outline))
     }
 
     /// Makes the deepest checkpoint on the path of `tokens` as recent as if a request had continued
@@ -488,7 +491,12 @@ impl<O: PageOwner> Cache<O> {
         Ok(reusable)
     }
 
-    pub(crate) fn describe(&self, namespace: &Namespace, reusable: Reusable) -> Match {
+    pub(crate) fn describe(
+        &self,
+        namespace: &Namespace,
+        reusable: Reusable,
+        outline: Outline,
+    ) -> Match {
         Match {
             length: reusable.length,
             kv_length: reusable.kv_length,
@@ -498,6 +506,7 @@ impl<O: PageOwner> Cache<O> {
             not_ready: reusable.not_ready,
             checkpoint: reusable.checkpoint,
             namespace: namespace.clone(),
+            outline,
             cache: self.inbox.cache,
             resets: self.ledger.resets,
         }

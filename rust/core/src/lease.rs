@@ -54,8 +54,9 @@ impl<O: PageOwner> Cache<O> {
             length,
             serial: matched.checkpoint.map_or(0, |found| found.serial),
         });
-        self.ledger.prefixes.begin();
-        let leased = self.ledger.lease(&matched.namespace, reusable);
+        let request = self.ledger.begin(matched.outline.clone());
+        let mut leased = self.ledger.lease(&matched.namespace, reusable);
+        leased.request = request;
         self.ledger.consume(reusable);
         let key = self.leases.insert(leased);
         Ok(Lease(self.handle(Kind::Lease, key)))
@@ -73,6 +74,7 @@ impl<O: PageOwner> Cache<O> {
         let node = leased.holdings.node;
         let forked = Leased {
             namespace: leased.namespace.clone(),
+            request: leased.request.clone(),
             holdings: Holdings {
                 node,
                 ..Holdings::default()

@@ -9,8 +9,10 @@ use crate::event::{Cause, Event};
 use crate::flight::Flight;
 use crate::lookup::Reusable;
 use crate::namespace::Namespace;
+use crate::outline::Outline;
+use crate::policy::Creation;
 use crate::pool::{ActiveState, CachedState, KvPage, Pool, PoolKind, Slot, Slots};
-use crate::prefixes::{Ahead, CheckpointId, Origin, Prefixes, Write};
+use crate::prefixes::{Ahead, CheckpointId, Origin, Prefixes, Request, Write};
 use crate::stats::Bytes;
 use crate::tree::NodeIdx;
 
@@ -56,6 +58,8 @@ pub(crate) struct Leased {
     pub(crate) depth: usize,
     /// How often the state it started from had been encoded.
     pub(crate) encodings: u32,
+    /// What the policy knows of it.
+    pub(crate) request: Request,
     pub(crate) holdings: Holdings,
 }
 
@@ -136,8 +140,15 @@ impl Ledger {
             resets: self.resets,
             depth: reusable.length,
             encodings: reusable.encodings,
+            request: Request::default(),
             holdings,
         }
+    }
+
+    /// A request or lease begins.
+    pub(crate) fn begin(&mut self, outline: Outline) -> Request {
+        let mark = self.prefixes.begin(&outline);
+        Request { outline, mark }
     }
 
     /// Counts a match that is being used, and tells the policy of the checkpoint it continues.
@@ -296,7 +307,10 @@ impl Ledger {
             self.emit(Event::Skip(Skip::Duplicate));
             Err(Skip::Duplicate)
         } else {
-            Ok(self.store(cache, &placed, state, lease.encodings + 1))
+            let creation = self
+                .prefixes
+                .creation(&mut lease.request, &lease.namespace, tokens);
+            Ok(self.store(cache, &placed, state, (lease.encodings + 1, creation)))
         };
         self.deepen(lease, placed.node);
         (outcome, placed.exchanged)
@@ -458,13 +472,18 @@ impl Ledger {
         }
     }
 
-    fn store(&mut self, cache: u64, placed: &Placed, state: Encoded, encodings: u32) -> Stored {
-        let Placed {
+    fn store(
+        &mut self,
+        cache: u64,
+        placed: &Placed,
+        state: Encoded,
+        (encodings, creation): (u32, Creation),
+    ) -> Stored {
+        let &Placed {
             node,
             brought,
-            exchanged,
+            ref exchanged,
         } = placed;
-        let (node, brought) = (*node, *brought);
         let slot = state.slot.id();
         let serial = self.next_serial();
         let step = self.flight.writer();
@@ -476,6 +495,7 @@ impl Ledger {
             serial,
             ready: ticket.is_none(),
             encodings,
+            creation,
         };
         self.prefixes.attach(node, state.slot, origin);
         let id = CheckpointId {

@@ -112,6 +112,7 @@ mod lease;
 mod ledger;
 mod lookup;
 mod namespace;
+mod outline;
 mod pieces;
 pub mod policy;
 pub mod pool;

@@ -2,6 +2,7 @@
 //! refreshes nothing.
 
 use crate::namespace::Namespace;
+use crate::outline::Outline;
 use crate::prefixes::{CheckpointId, Prefixes};
 
 /// Why a prompt could, or could not, reuse a state.
@@ -38,6 +39,8 @@ pub struct Match {
     pub not_ready: bool,
     pub(crate) checkpoint: Option<CheckpointId>,
     pub(crate) namespace: Namespace,
+    /// What the policy learns when it is leased.
+    pub(crate) outline: Outline,
     pub(crate) cache: u64,
     /// Resets of the cache before the lookup.
     pub(crate) resets: u64,

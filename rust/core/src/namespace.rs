@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::outline::mix;
+
 /// Keys in different namespaces never match.
 ///
 /// `adapter` and `weights` change on every reload of an adapter or of the weights, so that a name
@@ -55,6 +57,19 @@ impl Namespace {
             .iter()
             .flat_map(|salts| salts.iter())
             .map(|salt| salt.as_deref())
+    }
+
+    /// Equal for equal namespaces, on every rank.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hash = mix(self.adapter, self.weights);
+        for salt in self.salts() {
+            // One more than the length, so that no salt differs from an empty one.
+            hash = mix(hash, salt.map_or(0, |salt| salt.len() as u64 + 1));
+            for byte in salt.unwrap_or_default().bytes() {
+                hash = mix(hash, byte.into());
+            }
+        }
+        hash
     }
 
     /// Version of the model's weights.

@@ -1,7 +1,14 @@
 //! Which checkpoint goes first. The cache knows what *can* go; a policy knows what goes *first*.
 
+mod bag;
+mod cost;
+mod history;
+mod hit_density;
 mod lru;
+mod survival;
 
+pub use cost::Cost;
+pub use hit_density::HitDensity;
 pub use lru::Lru;
 
 use crate::tree::NodeIdx;
@@ -36,6 +43,27 @@ pub struct Candidate {
     pub bytes: u64,
 }
 
+/// Stands for the tokens of a prefix and their namespace: equal for equal ones, on every rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint(pub u64);
+
+/// What a policy wants to know of a request when that request creates a checkpoint. The cache does
+/// not read it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Mark(pub u32);
+
+/// How a checkpoint came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Creation {
+    /// Its prefix; meaningless if the policy does not ask for prefixes.
+    pub prefix: Fingerprint,
+    /// What [`Policy::begin`] answered to the request that stored it.
+    pub mark: Mark,
+    /// Whether it is as deep as the prompt could be reused, or deeper. Others are for those who
+    /// leave the prompt on the way. Always `true` if the policy does not ask for prefixes.
+    pub end: bool,
+}
+
 /// What an eviction is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
@@ -68,8 +96,18 @@ pub trait Policy: Send {
         _ = candidate;
     }
 
-    /// A request begins: the clock of everything that ages.
-    fn begin(&mut self) {}
+    /// A request begins: the clock of everything that ages. `prompt` has its prefixes at the legal
+    /// depths that it could reuse, shallowest first, resident or not; none if the policy does not
+    /// ask for prefixes. The answer comes back with each checkpoint that the request creates.
+    fn begin(&mut self, prompt: &[Fingerprint]) -> Mark {
+        _ = prompt;
+        Mark::default()
+    }
+
+    /// A checkpoint was stored. `insert` follows when nobody reads or writes it.
+    fn created(&mut self, candidate: &Candidate, creation: Creation) {
+        _ = (candidate, creation);
+    }
 
     /// The next to go; it stays inserted until `remove`. `None` only if no candidate fits.
     fn victim(&mut self, scope: Scope) -> Option<CandidateId>;
@@ -85,15 +123,27 @@ pub trait Policy: Send {
     fn wants_anchors(&self) -> bool {
         false
     }
+
+    /// Whether the policy reads fingerprints. Making them costs a look at each token of a prompt,
+    /// and at each token of an answer whose state is stored.
+    fn wants_prefixes(&self) -> bool {
+        false
+    }
 }
 
-/// A policy of this crate by its name: `lru`.
+/// A policy of this crate by its name: `lru` or `hit-density`.
 pub fn by_name(name: &str) -> Option<Box<dyn Policy>> {
+    by_name_for(name, Cost::default())
+}
+
+/// A policy of this crate by its name, for a model whose prefill costs `cost`.
+pub fn by_name_for(name: &str, cost: Cost) -> Option<Box<dyn Policy>> {
     match name {
         "lru" => Some(Box::new(Lru::default())),
+        "hit-density" => Some(Box::new(HitDensity::new(cost))),
         _ => None,
     }
 }
 
 /// Names that [`by_name`] knows.
-pub const NAMES: [&str; 1] = ["lru"];
+pub const NAMES: [&str; 2] = ["lru", "hit-density"];

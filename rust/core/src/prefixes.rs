@@ -13,7 +13,8 @@ use crate::audit::faults::{Fault, seeded};
 use crate::checkpoint::{Cached, Listed};
 use crate::event::{Event, Events};
 use crate::namespace::Namespace;
-use crate::policy::Policy;
+use crate::outline::Outline;
+use crate::policy::{Creation, Fingerprint, Mark, Policy};
 use crate::pool::{CachedState, KvPage, Pool, Slot, Slots};
 use crate::tree::{Grid, Node, NodeId, NodeIdx, Tree};
 
@@ -70,6 +71,15 @@ pub(crate) struct Origin {
     pub(crate) ready: bool,
     /// How often it has been encoded since it was computed.
     pub(crate) encodings: u32,
+    /// What the policy learns of it.
+    pub(crate) creation: Creation,
+}
+
+/// What the policy knows of a request.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Request {
+    pub(crate) outline: Outline,
+    pub(crate) mark: Mark,
 }
 
 /// What the tree holds of a key past the end of a lease.
@@ -90,6 +100,8 @@ pub(crate) struct Prefixes {
     policy: Box<dyn Policy>,
     /// Whether the policy reads anchors.
     anchors: bool,
+    /// Whether it reads fingerprints.
+    outlines: bool,
     /// Counts stores and hits.
     clock: u64,
     /// Checkpoints that left their node while pinned; freed with their last pin.
@@ -110,6 +122,7 @@ impl Prefixes {
             kv,
             checkpoints,
             anchors: policy.wants_anchors(),
+            outlines: policy.wants_prefixes(),
             policy,
             clock: 0,
             withdrawn: BTreeMap::new(),
@@ -163,9 +176,39 @@ impl Prefixes {
         self.kv.config().capacity > 0
     }
 
+    /// What the policy is to learn of a prompt.
+    pub(crate) fn outline(&self, namespace: &Namespace, prompt: &[u32]) -> Outline {
+        if self.outlines {
+            Outline::of(self.grid(), namespace, prompt)
+        } else {
+            Outline::default()
+        }
+    }
+
     /// Tells the policy that a request begins.
-    pub(crate) fn begin(&mut self) {
-        self.policy.begin();
+    pub(crate) fn begin(&mut self, outline: &Outline) -> Mark {
+        self.policy.begin(outline.reusable())
+    }
+
+    /// What the policy is to learn of a checkpoint at the end of `tokens`.
+    pub(crate) fn creation(
+        &self,
+        request: &mut Request,
+        namespace: &Namespace,
+        tokens: &[u32],
+    ) -> Creation {
+        let Request { mark, outline } = request;
+        let grid = self.grid();
+        let prefix = if self.outlines {
+            outline.at(grid, namespace, tokens)
+        } else {
+            Fingerprint::default()
+        };
+        Creation {
+            prefix,
+            mark: *mark,
+            end: outline.is_end(grid, tokens.len()),
+        }
     }
 
     /// Pins a node. Walks up only while a count goes from 0 to 1.
@@ -278,6 +321,8 @@ impl Prefixes {
         };
         let before = self.tree.node_mut(index).checkpoint.replace(checkpoint);
         assert!(before.is_none(), "a node has at most one checkpoint");
+        let candidate = self.candidate(index);
+        self.policy.created(&candidate, origin.creation);
         if !origin.ready {
             self.pin_checkpoint(index);
             self.pin(index);

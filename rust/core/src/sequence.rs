@@ -13,6 +13,7 @@ use crate::handle::{Kind, Pending, Sequence};
 use crate::ledger::{Holdings, Leased, Ledger};
 use crate::lookup::{Match, Reusable};
 use crate::namespace::Namespace;
+use crate::outline::Outline;
 use crate::pool::{KvPage, Slots};
 
 /// The record behind a [`Sequence`].
@@ -255,7 +256,8 @@ impl Cache {
                 return Err(short.into());
             }
         }
-        self.ledger.prefixes.begin();
+        let outline = self.ledger.prefixes.outline(namespace, &tokens);
+        lease.request = self.ledger.begin(outline);
         if !options.no_read {
             self.ledger.consume(reusable);
         }
@@ -269,7 +271,7 @@ impl Cache {
             no_store: options.no_store,
             depths: Depths::default(),
         };
-        let matched = self.describe(namespace, reusable);
+        let matched = self.describe(namespace, reusable, Outline::default());
         Ok(self.admit(running, matched))
     }
 

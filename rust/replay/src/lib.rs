@@ -2,7 +2,8 @@
 //!
 //! [`Op`] is a call as data; [`decode`] reads calls from any bytes. [`Scheduler`] serves requests
 //! through an [`Engine`]: [`Sequences`] lets the cache hand out pages and slots, [`Leases`] has
-//! allocators of its own and a fake device that knows what every row holds.
+//! allocators of its own and a fake device that knows what every row holds. [`Replay`] serves what was
+//! recorded of real requests, to compare policies; its example prints the figures.
 
 pub mod decode;
 mod device;
@@ -12,6 +13,7 @@ mod owner;
 mod random;
 mod scheduler;
 mod sequences;
+mod serve;
 
 pub use leases::Leases;
 pub use op::{Depth, Op, Wrong};
@@ -19,3 +21,4 @@ pub use owner::{Owner, Sharing, Who};
 pub use random::Random;
 pub use scheduler::{End, Engine, Habits, Running, Scheduler, Seen, Waiting};
 pub use sequences::Sequences;
+pub use serve::{BLOCK, Recorded, Replay, Totals};

@@ -1,5 +1,6 @@
 //! An engine whose pages and slots are the cache's: it runs sequences.
 
+use radixstate::policy::{Lru, Policy};
 use radixstate::{
     Cache, Commit, Config, Error, Match, OwnPages, PoolKind, Reservation, Sequence, Shortage,
     StartOptions, Started, Usage,
@@ -28,9 +29,18 @@ impl Sequences {
     ///
     /// The configuration is refused.
     pub fn new(config: Config) -> Self {
+        Self::with_policy(config, Box::new(Lru::default()))
+    }
+
+    /// The same with another policy.
+    ///
+    /// # Panics
+    ///
+    /// The configuration is refused.
+    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Self {
         let page = config.page_size as usize;
         Self {
-            cache: Cache::new(config).expect("a usable configuration"),
+            cache: Cache::with_policy(config, policy).expect("a usable configuration"),
             page,
         }
     }

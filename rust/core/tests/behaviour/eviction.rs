@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use radixstate::policy::{Candidate, CandidateId, Policy, Scope};
+use radixstate::policy::{Candidate, CandidateId, NAMES, Policy, Scope, by_name};
 use radixstate::{
     Cache, Config, Freed, Namespace, OutOfSlots, PoolConfig, PoolKind, Reason, Reservation, Skip,
     StartOptions, Started,
@@ -272,9 +272,9 @@ fn a_policy_decides_what_goes_first() {
 }
 
 /// Least time of one eviction among batches, in a cache of `n` prefixes, some of them pinned.
-fn time_of_a_victim(n: u32) -> Duration {
+fn time_of_a_victim(policy: &str, n: u32) -> Duration {
     let config = Config::linear(1, PoolConfig::internal(n), PoolConfig::internal(n));
-    let mut cache = Cache::new(config).unwrap();
+    let mut cache = Cache::with_policy(config, by_name(policy).unwrap()).unwrap();
     for family in 0..n {
         store(&mut cache, &[family, 0]);
     }
@@ -299,10 +299,13 @@ fn time_of_a_victim(n: u32) -> Duration {
 
 #[test]
 fn a_victim_costs_about_the_same_however_much_is_cached_or_pinned() {
-    let (small, large) = (time_of_a_victim(500), time_of_a_victim(50_000));
-    println!("{small:?} among 500, {large:?} among 50000");
-    assert!(
-        large < small * 20,
-        "a scan would cost 100 times as much: {small:?}, {large:?}"
-    );
+    for policy in NAMES {
+        let small = time_of_a_victim(policy, 500);
+        let large = time_of_a_victim(policy, 50_000);
+        println!("{policy}: {small:?} among 500, {large:?} among 50000");
+        assert!(
+            large < small * 20,
+            "a scan would cost 100 times as much: {policy}, {small:?}, {large:?}"
+        );
+    }
 }

@@ -3,6 +3,7 @@
 mod engine_pools;
 mod eviction;
 mod misuse;
+mod policies;
 mod requests;
 mod steps;
 mod tree;

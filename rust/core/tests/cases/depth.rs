@@ -233,7 +233,7 @@ fn a_lookup_that_ends_inside_a_run_cuts_nothing() {
         .unwrap();
     assert_eq!(
         (short.length, short.kv_length, short.reason),
-        (0, 96, Reason::NoState)
+        (0, 80, Reason::NoState)
     );
     assert_eq!(
         short.branch,

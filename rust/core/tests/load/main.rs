@@ -15,6 +15,7 @@ mod prompts;
 use std::time::{Duration, Instant};
 
 use prompts::{LEGAL, PAGE, Prompts};
+use radixstate::policy::by_name;
 use radixstate::{
     Cache, Commit, Config, Namespace, PoolConfig, PoolKind, Reservation, StartOptions, Stats,
 };
@@ -84,9 +85,11 @@ struct Load {
 }
 
 impl Load {
-    fn new(config: Config, size: Size, seed: u64) -> Self {
+    fn new(config: Config, size: Size, seed: u64, policy: &str) -> Self {
+        let policy = by_name(policy).expect("a policy of the crate");
+        let engine = Sequences::with_policy(config, policy);
         Self {
-            scheduler: Scheduler::new(Sequences::new(config), HABITS, seed),
+            scheduler: Scheduler::new(engine, HABITS, seed),
             prompts: Prompts::new(size.leaves),
             arrivals: Random::new(seed),
             size,
@@ -180,15 +183,25 @@ fn plant(cache: &mut Cache, namespace: &Namespace, tokens: &[u32]) {
 /// A tree of many leaves, from which requests start and which makes way for them.
 #[test]
 fn many_sequences_over_a_large_tree_leak_nothing() {
+    serve_a_large_tree("lru");
+}
+
+/// Every recount compares what a policy holds with the tree.
+#[test]
+fn a_policy_that_learns_holds_what_can_be_evicted_under_load() {
+    serve_a_large_tree("hit-density");
+}
+
+fn serve_a_large_tree(policy: &str) {
     let size = Size::from_environment();
     let tree = Prompts::new(size.leaves).cached_pages();
     let states = size.leaves + size.concurrent / 8;
     let config = config(tree + size.concurrent, size.concurrent, states);
-    let mut load = Load::new(config, size, SEED);
+    let mut load = Load::new(config, size, SEED, policy);
     load.plant();
     let spent = load.run(size.turns);
     let planted = size.leaves as u64;
-    let (seen, stats) = load.conclude("large tree", spent);
+    let (seen, stats) = load.conclude(&format!("large tree, {policy}"), spent);
     let least = size.concurrent as u64;
     assert!(
         stats.hits > least && seen.finished > least && stats.stored - planted > least,
@@ -208,7 +221,7 @@ fn many_sequences_in_small_pools_run_short_everywhere_and_leak_nothing() {
     // Slots run out when the cache is young, pages when requests have grown.
     let (pages, slots) = (size.concurrent * 13 / 2, size.concurrent * 5 / 8);
     let config = config(pages, slots, size.concurrent / 8);
-    let mut load = Load::new(config, size, SEED + 1);
+    let mut load = Load::new(config, size, SEED + 1, "lru");
     let mut spent = load.run(size.turns / 2);
     load.cache().reset();
     spent += load.run(size.turns / 2);

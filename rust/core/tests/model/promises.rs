@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use arbitrary::Unstructured;
-use radixstate::policy::{Candidate, CandidateId, Lru, Policy, Scope};
+use radixstate::policy::{Candidate, CandidateId, Creation, Fingerprint, Lru, Mark, Policy, Scope};
 use radixstate::{Config, EnginePages, LogicalPages, OwnPages};
 use radixstate_replay::{Who, decode};
 
@@ -16,12 +16,19 @@ use crate::soak::draw;
 struct Witness {
     lru: Lru,
     told: BTreeMap<CandidateId, Candidate>,
+    /// When each was stored or hit last: it is known before it is inserted.
+    known: BTreeMap<CandidateId, u64>,
+    /// The depth of each prefix.
+    depths: BTreeMap<Fingerprint, usize>,
+    requests: u32,
 }
 
 impl Policy for Witness {
     fn insert(&mut self, candidate: &Candidate) {
         let before = self.told.insert(candidate.id, *candidate);
         assert_eq!(before, None, "inserted once");
+        let used = self.known.get(&candidate.id);
+        assert_eq!(used, Some(&candidate.used), "created or hit before");
         self.lru.insert(candidate);
     }
 
@@ -40,6 +47,28 @@ impl Policy for Witness {
     fn hit(&mut self, candidate: &Candidate) {
         let told = self.told.get(&candidate.id);
         assert_eq!(told, None, "its reader has pinned it");
+        let used = self.known.insert(candidate.id, candidate.used);
+        assert!(
+            used < Some(candidate.used),
+            "created before, and recent now"
+        );
+    }
+
+    fn begin(&mut self, prompt: &[Fingerprint]) -> Mark {
+        let known = prompt.iter().filter_map(|prefix| self.depths.get(prefix));
+        assert!(known.is_sorted(), "the shallowest prefix comes first");
+        self.requests += 1;
+        Mark(self.requests)
+    }
+
+    fn created(&mut self, candidate: &Candidate, creation: Creation) {
+        let told = self.told.get(&candidate.id);
+        assert_eq!(told, None, "created before it is inserted");
+        self.known.insert(candidate.id, candidate.used);
+        let depth = self.depths.insert(creation.prefix, candidate.depth);
+        assert_eq!(depth.unwrap_or(candidate.depth), candidate.depth);
+        let Mark(request) = creation.mark;
+        assert!(0 < request && request <= self.requests, "its request began");
     }
 
     fn victim(&mut self, scope: Scope) -> Option<CandidateId> {
@@ -55,6 +84,10 @@ impl Policy for Witness {
     }
 
     fn wants_anchors(&self) -> bool {
+        true
+    }
+
+    fn wants_prefixes(&self) -> bool {
         true
     }
 }
