@@ -1,6 +1,7 @@
 """What is promised to those who install: extras, versions, the page. `make packages` builds and tries the rest."""
 
 import ast
+import importlib
 import re
 import sys
 import tomllib
@@ -40,6 +41,14 @@ def test_an_extra_brings_what_its_part_imports(extra: str) -> None:
     brought = {re.split(r"[<>=]", requirement)[0] for requirement in EXTRAS[extra]}
     assert imports(ROOT / "python/radixstate" / PARTS[extra]) - HOSTS <= brought
     assert {"torch", "numpy"} <= brought, "pools are tensors, and torch without numpy warns"
+
+
+def test_every_entry_point_names_a_function_that_is_there() -> None:
+    named = [target for group in PROJECT["entry-points"].values() for target in group.values()]
+    assert named
+    for target in named:
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function)), target
 
 
 def test_a_package_has_one_lower_bound_in_all_extras() -> None:

@@ -18,8 +18,8 @@ from world import SETTINGS, World
 MUTANTS = {
     "the outbox is not emptied": ("        if count:\n", "        if count > 10**9:\n"),
     "the outbox is not emptied when a lock ends": (
-        "lock.receipt.release()\n            self._give_back()",
-        "lock.receipt.release()",
+        "self.cache.settle()\n            self._give_back()",
+        "self.cache.settle()",
     ),
     "KV that was there is kept": (
         "self.token_to_kv_pool_allocator.free_page_ids(given[:known])",

@@ -7,16 +7,21 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sglang.srt", reason="make test-sglang runs this, in an environment with sglang")
 
+import prometheus_client
 import sglang
 from radixstate.errors import BudgetError, ConfigError
 from radixstate.integrations.sglang import options, plugin
 from radixstate.integrations.sglang.backend import RadixStateCache
-from world import SETTINGS, Setting, World, context_of
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.registry import create_tree_cache
+from sglang.srt.runtime_context import get_parallel
+from world import SETTINGS, Setting, World, context_of, prompt
 
 ROOT = Path(__file__).parents[2]
 GROUP = "sglang.srt.plugins"
@@ -108,3 +113,31 @@ def test_states_of_another_shape_are_refused() -> None:
     object.__setattr__(states.mamba_cache, "temporal", states.mamba_cache.temporal.flatten(3))
     with pytest.raises(Exception, match=r"must be \(layers, slots \+ 1, heads, d_v, d_k\)"):
         plugin.build(context)
+
+
+def test_evictions_are_among_sglangs_metrics() -> None:
+    def make(context: Any) -> Any:
+        context.params.enable_metrics = True
+        return create_tree_cache(context)
+
+    with get_parallel().override(tp_rank=0, pp_rank=0):
+        world = World(Setting(), make)
+    world.serve(prompt(1, 128))
+    world.cache.evict(EvictParams(num_tokens=128))
+    page = prometheus_client.generate_latest().decode()
+    counted = [line for line in page.splitlines() if line.startswith("sglang:evicted_tokens_total{")]
+    assert len(counted) == 1
+    assert 'cache_type="RadixStateCache"' in counted[0]
+    assert counted[0].endswith(" 128.0")
+
+
+def test_states_that_are_not_cached_are_counted_in_the_log_ever_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(Setting())
+    for turn in range(5):
+        req = world.admit(world.request(prompt(turn, 64)))
+        world.states.temporal[0, int(req.kv.mamba_pool_idx), 0, 0, 0] = float("nan")
+        world.finish(req)
+    told = [message for message in caplog.messages if "were not cached" in message]
+    assert told == [f"radixstate: {n} states were not cached: non_finite" for n in (1, 2, 4)]
