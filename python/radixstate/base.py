@@ -283,6 +283,8 @@ class CacheBase(Owner, Generic[Native]):
     def check(self, engine_free: Iterable[int] | None = None) -> None:
         """Recomputes every invariant; with `engine_free` also that no page free there is adopted here.
 
+        `engine_free` are ids of an engine that names its pages; where the cache numbers them, leave it out.
+
         Raises:
             CheckError: something is wrong; `violations` lists all of it.
         """
