@@ -50,7 +50,8 @@ class Mutant:
         return made[self.function]
 
 
-REQUIRE = "self._cache._require(self, source)\n    "
+REQUIRE = "source = self._cache._require(self, source)\n    "
+RESERVE = "pending = self._reserve(partial(native.reserve, self._handle, tokens, pages))\n    "
 PAST = "if len(tokens) > depth:\n        "
 DUE = "if back.ticket <= self.watermark]\n    "
 LATER = "self.returns = [back for back in self.returns if back.ticket > self.watermark]"
@@ -109,11 +110,7 @@ FRONT = {
         PrefixCache, "_begin", "self._transfer.load(hits)", "self._transfer.load(hits[:1])"
     ),
     "an engine's slot is checked after an eviction": Mutant(
-        Lease,
-        "_reserve",
-        REQUIRE + "return self._cache._with_slot(reserve(), reserve)",
-        "reserved = self._cache._with_slot(reserve(), reserve)\n    " + REQUIRE + "return reserved",
-        EngineMachine,
+        Lease, "publish", REQUIRE + RESERVE, RESERVE + REQUIRE, EngineMachine
     ),
     "a loaded lease keeps its state pinned": Mutant(
         Lease, "loaded", "lease_loaded", "lease_depth", EngineMachine
@@ -121,7 +118,9 @@ FRONT = {
     "a further slot of a start is not poisoned": Mutant(
         PrefixCache, "_poison_further", "self.active.poison(slot)", "pass"
     ),
-    "a start takes no further slot": Mutant(PrefixCache, "start", "slots=slots", "slots=min(slots, 1)"),
+    "a start takes no further slot": Mutant(
+        PrefixCache, "start", "slots,\n        self._transfer", "min(slots, 1),\n        self._transfer"
+    ),
     "a slot that was given back stays": Mutant(
         Sequence, "give_back_slot", "self._cache._native.give_back_slot(self._handle, slot)", "pass"
     ),
@@ -138,7 +137,7 @@ FRONT = {
         EngineCache, "_require", "slot not in lease.slots", "False", EngineMachine
     ),
     "pages are not exchanged for those of a duplicate": Mutant(
-        Lease, "publish", 'pending.reason == "duplicate"', "False", EngineMachine
+        Lease, "publish", 'if pending.reason != "duplicate":', "if True:", EngineMachine
     ),
     "an attach past the lease evicts before it is refused": Mutant(
         Lease, "attach", PAST, "if False:\n        ", EngineMachine
