@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from radixstate import ActivePool, EngineCache, Lease, PrefixCache, Sequence
+from radixstate import EngineCache, Lease, PrefixCache, Sequence
 from radixstate.base import CacheBase
 from radixstate.reference.base import ReferenceBase
 from radixstate.reference.books import Books
@@ -155,7 +155,6 @@ FRONT = {
         "return self._native.copy_freed(out) * 0",
         EngineMachine,
     ),
-    "clearing forgets the windows": Mutant(ActivePool, "clear", "self.rows.values()", "[self.rows['state']]"),
 }
 
 REFERENCE = {

@@ -79,7 +79,8 @@ def test_no_call_that_changes_something_goes_unchecked() -> None:
         if callable(getattr(plain, name)) and not name.startswith("_") and name not in dir(checked)
     }
     reads = {"check", "copy_pages", "digest", "draw", "legal_depth", "pieces", "stats", "usage"}
-    assert unchecked == reads
+    # On a CPU every verdict is there at once, so `settle` has nothing to do.
+    assert unchecked == reads | {"settle"}
 
 
 def test_the_example_of_the_documentation_runs() -> None:

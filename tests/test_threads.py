@@ -132,6 +132,8 @@ def read(cache: EngineCache, rng: Dice) -> None:
 
 
 READS: dict[str, Call] = {
+    "touch": lambda cache, rng: cache.touch(prompt(rng)),
+    "settle": lambda cache, rng: cache.settle(),
     "lookup": lambda cache, rng: cache.lookup(prompt(rng)).length,
     "legal_depth": lambda cache, rng: cache.legal_depth(9),
     "stats": lambda cache, rng: cache.stats(),

@@ -163,10 +163,10 @@ class Lease(Owner):
             LengthMismatchError: they go past the lease: `extend` or `publish` them.
         """
         native, tokens, depth = self._cache._native, sized(tokens), self.depth
-        source = self._cache._require(self, source)
         if len(tokens) > depth:
             # Before anything is evicted for the state.
             raise LengthMismatchError(f"the state is of {len(tokens)} tokens, the lease has {depth}")
+        source = self._cache._require(self, source)
         pending = self._reserve(partial(native.reserve, self._handle, tokens))
         if isinstance(pending, _native.Skipped):
             return skipped(pending)
