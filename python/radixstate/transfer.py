@@ -213,6 +213,7 @@ class AllOf(Sequence[bool]):
 
     def done(self) -> bool:
         """Whether all stores have run; waits for nothing."""
+        # What is no list is a device's answer, which says when it is there.
         return all(isinstance(group, list) or group.done() for group in self._groups)  # type: ignore[attr-defined]
 
     def __len__(self) -> int:

@@ -177,8 +177,8 @@ impl<O> PoolConfig<O> {
     }
 }
 
-/// How many slots are where. Unless the engine allocates, all but the outbox of [`OwnPages`] (which
-/// is empty) add up to the capacity.
+/// How many slots are where. They add up to the capacity, except with [`EnginePages`]: only the
+/// engine knows what is free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// All slots.
